@@ -1,0 +1,236 @@
+"""The typed configuration: what ``conf/`` may hold and what every stage reads from ``params.yaml``.
+
+Hydra composes ``conf/`` against these dataclasses (registered by ``hydra_plugins.bertlift_config``),
+so a key that is misspelt or of the wrong type is refused with its path and the keys allowed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Optional, cast, get_type_hints
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from bertlift.errors import InputError
+
+# OmegaConf reads these annotations at run time and knows ``Optional`` but not ``X | None``.
+# ruff: noqa: UP045
+
+
+@dataclass
+class HubData:
+    """A data set on the Hugging Face hub that the ``download`` stage turns into SQuAD JSON files."""
+
+    id: str = MISSING
+    revision: str = "main"
+    train: str = "train"  # split names
+    dev: str = "validation"
+    showcase: list[str] = field(default_factory=list)  # question ids to take from either split
+
+
+@dataclass
+class Data:
+    """Where questions come from. Paths are SQuAD 1.1/2.0 JSON files or directories of them."""
+
+    name: str = MISSING
+    train: str = MISSING
+    dev: str = MISSING
+    showcase: str = MISSING  # every question here is explained and drawn, none is trained on
+    limit: Optional[int] = None  # questions a split, spread over its articles; null: all
+    hub: dict[str, HubData] = field(default_factory=dict)
+
+
+@dataclass
+class Reader:
+    """The QA model: its source (``path`` before ``hub`` before ``package``) and how it reads."""
+
+    name: str = MISSING
+    package: Optional[str] = None  # a Python package that ships a checkpoint directory
+    sha256: Optional[str] = None  # of that package's model.safetensors
+    hub: Optional[str] = None
+    revision: str = "main"
+    path: Optional[str] = None  # a local checkpoint directory
+    finetune: bool = True
+    max_length: int = 384  # tokens a window
+    doc_stride: int = 128  # tokens that consecutive windows of one passage share
+    max_answer_length: int = 30  # tokens
+    n_best: int = 20
+    batch_size: int = 16  # windows at a time when predicting
+    threads: int = 2  # results repeat exactly only for one and the same number of threads
+
+
+@dataclass
+class Training:
+    """Fine-tuning with the ``transformers`` Trainer."""
+
+    epochs: float = 2.0
+    learning_rate: float = 3e-5
+    batch_size: int = 12
+    warmup: float = 0.1  # share of the steps
+    weight_decay: float = 0.01
+    calibration: float = 0.1  # share of the training questions that only set the null threshold
+    seed: int = 13
+
+
+@dataclass
+class AttributionSettings:
+    """Which method explains the answers, and against what."""
+
+    method: str = "deeplift"
+    reference: str = "mask"
+    batch_size: int = 8  # windows at a time
+    limit: Optional[int] = None  # dev questions, spread over the articles; null: all
+
+
+@dataclass
+class Clusters:
+    """k-means over the questions' profiles."""
+
+    k: Optional[int] = None  # null: the k of the best silhouette in k_min..k_max
+    k_min: int = 2
+    k_max: int = 8
+    nearest: int = 5  # questions listed for each centre
+    bootstraps: int = 20
+    permutations: int = 500
+    seed: int = 13
+
+
+@dataclass
+class Map:
+    """UMAP of the questions' profiles."""
+
+    neighbors: int = 15
+    min_dist: float = 0.1
+    seed: int = 13
+
+
+@dataclass
+class Analysis:
+    clusters: Clusters = field(default_factory=Clusters)
+    map: Map = field(default_factory=Map)
+
+
+@dataclass
+class Colors:
+    """Ends and middle of the diverging scale; the default pair is safe for colour-blind readers."""
+
+    negative: str = "#2166ac"
+    zero: str = "#ffffff"
+    positive: str = "#b2182b"
+
+
+@dataclass
+class Report:
+    title: str = "bertlift"
+    colors: Colors = field(default_factory=Colors)
+    dpi: int = 150
+
+
+@dataclass
+class Config:
+    data: Data = field(default_factory=Data)
+    reader: Reader = field(default_factory=Reader)
+    training: Training = field(default_factory=Training)
+    attribution: AttributionSettings = field(default_factory=AttributionSettings)
+    analysis: Analysis = field(default_factory=Analysis)
+    report: Report = field(default_factory=Report)
+
+
+def allowed_keys(path: str) -> tuple[str, list[str]]:
+    """The deepest known part of a dotted key, and the keys that are allowed below it.
+
+    >>> allowed_keys("analysis.map.neighbours")
+    ('analysis.map', ['min_dist', 'neighbors', 'seed'])
+    """
+    node: Any = Config
+    known: list[str] = []
+    for part in path.split("."):
+        inner = get_type_hints(node).get(part) if is_dataclass(node) else None
+        if not (isinstance(inner, type) and is_dataclass(inner)):
+            break
+        node = inner
+        known.append(part)
+    return ".".join(known), sorted(each.name for each in fields(node))
+
+
+def unknown_key(path: str, where: str) -> str:
+    """The line that refuses an unknown key."""
+    below, keys = allowed_keys(path)
+    place = f"under '{below}'" if below else "at the top level"
+    return f"{where}: unknown key '{path}'; allowed {place}: {', '.join(keys)}"
+
+
+def _check_ranges(config: Config, where: str) -> None:
+    """Refuse values that have the right type but no meaning."""
+    at_least: Mapping[str, tuple[float | None, float]] = {
+        "data.limit": (config.data.limit, 1),
+        "reader.max_length": (config.reader.max_length, 16),
+        "reader.doc_stride": (config.reader.doc_stride, 0),
+        "reader.max_answer_length": (config.reader.max_answer_length, 1),
+        "reader.n_best": (config.reader.n_best, 1),
+        "reader.batch_size": (config.reader.batch_size, 1),
+        "reader.threads": (config.reader.threads, 1),
+        "training.learning_rate": (config.training.learning_rate, 0),
+        "training.batch_size": (config.training.batch_size, 1),
+        "training.weight_decay": (config.training.weight_decay, 0),
+        "training.seed": (config.training.seed, 0),
+        "attribution.batch_size": (config.attribution.batch_size, 1),
+        "attribution.limit": (config.attribution.limit, 1),
+        "analysis.clusters.k": (config.analysis.clusters.k, 1),
+        "analysis.clusters.k_min": (config.analysis.clusters.k_min, 2),
+        "analysis.clusters.k_max": (config.analysis.clusters.k_max, config.analysis.clusters.k_min),
+        "analysis.clusters.nearest": (config.analysis.clusters.nearest, 1),
+        "analysis.clusters.bootstraps": (config.analysis.clusters.bootstraps, 2),
+        "analysis.clusters.permutations": (config.analysis.clusters.permutations, 1),
+        "analysis.clusters.seed": (config.analysis.clusters.seed, 0),
+        "analysis.map.neighbors": (config.analysis.map.neighbors, 2),
+        "analysis.map.min_dist": (config.analysis.map.min_dist, 0),
+        "analysis.map.seed": (config.analysis.map.seed, 0),
+        "report.dpi": (config.report.dpi, 40),
+    }
+    for key, (value, least) in at_least.items():
+        if value is not None and not value >= least:
+            raise InputError(f"{where}: {key} is {value}; allowed: {least} or more")
+    if not config.training.epochs > 0:
+        raise InputError(f"{where}: training.epochs is {config.training.epochs}; allowed: more than 0")
+    for name in ("warmup", "calibration"):
+        share = getattr(config.training, name)
+        if not 0 <= share < 1:
+            raise InputError(f"{where}: training.{name} is {share}; allowed: 0 up to, not including, 1")
+
+
+def typed(values: Any, where: str) -> Config:
+    """Check plain values (a mapping, or a composed ``DictConfig``) against the schema.
+
+    Raises:
+        InputError: for an unknown key, a value of the wrong type or out of range, or a key without
+            a value, each with ``where`` (the file) and the key's path.
+    """
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(Config), values)
+        OmegaConf.resolve(merged)
+        config = cast(Config, OmegaConf.to_object(merged))
+    except OmegaConfBaseException as error:
+        key = str(getattr(error, "full_key", "") or "")
+        if "not in" in str(error) and key:
+            raise InputError(unknown_key(key, where)) from error
+        first = str(error).splitlines()[0]
+        raise InputError(f"{where}: {key or 'configuration'}: {first}") from error
+    _check_ranges(config, where)
+    return config
+
+
+def load_params(path: Path | str = "params.yaml") -> Config:
+    """Read ``params.yaml`` as the typed configuration; raises :class:`InputError`."""
+    try:
+        values = OmegaConf.load(path)
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file; run from the project's root, where dvc.yaml stands") from error
+    except Exception as error:  # yaml's own errors are many
+        raise InputError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, DictConfig):
+        raise InputError(f"{path}: expected a mapping of settings, found a list")
+    return typed(values, str(path))

@@ -1,0 +1,1 @@
+"""Every explainer behind one call and one result type."""

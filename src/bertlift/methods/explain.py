@@ -1,0 +1,132 @@
+"""Explaining a reader's answers: predict, choose window and target, run the method, keep the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from bertlift.attribution import Attribution
+from bertlift.config import AttributionSettings
+from bertlift.deeplift import deeplift
+from bertlift.deeplift.references import reference_ids
+from bertlift.errors import InputError
+from bertlift.reader.load import Reader
+from bertlift.reader.predict import Prediction
+from bertlift.reader.windows import Window, batches, collate, windows_of
+
+METHODS = ("deeplift",)
+
+
+def target_of(prediction: Prediction, null_threshold: float) -> tuple[int, int, int] | None:
+    """The window number and the span (start, end) to explain: the predicted answer.
+
+    None stands for the null answer: then it is the window of the smallest null score, and ``[CLS]`` for
+    both ends.
+    """
+    if prediction.answer(null_threshold) == "":
+        return None
+    best = prediction.spans[0]
+    return best.window, best.start, best.end
+
+
+def explain(
+    reader: Reader,
+    predictions: Sequence[Prediction],
+    settings: AttributionSettings,
+    splits: Mapping[str, str],
+) -> list[Attribution]:
+    """One attribution a prediction, in their order.
+
+    Args:
+        reader: the model that made the predictions.
+        predictions: what it said.
+        settings: method, reference, windows at a time.
+        splits: question id -> the split it is in.
+
+    Raises:
+        InputError: for an unknown method or reference.
+    """
+    if settings.method not in METHODS:
+        raise InputError(f"attribution.method is {settings.method!r}; allowed: {', '.join(METHODS)}")
+    description = reader.description
+    threshold = description.null_threshold
+    targets: list[tuple[Window, int, int]] = []
+    for prediction in predictions:
+        target = target_of(prediction, threshold)
+        number = prediction.null_window if target is None else target[0]
+        window = windows_of(
+            prediction.question, reader.tokenizer, description.max_length, description.doc_stride
+        )[number]
+        start, end = (window.cls, window.cls) if target is None else target[1:]
+        targets.append((window, start, end))
+    found: dict[int, Attribution] = {}
+    chosen = [window for window, _, _ in targets]
+    with tqdm(total=len(chosen), desc=settings.method, unit="window", disable=None) as bar:
+        for indices in batches(chosen, settings.batch_size):
+            inputs = collate([chosen[index] for index in indices], reader.tokenizer)
+            inputs = {key: value.to(reader.model.device) for key, value in inputs.items()}
+            contributions = deeplift(
+                reader.model,
+                inputs,
+                reference_ids(inputs["input_ids"], reader.tokenizer, settings.reference),
+                *(torch.tensor([targets[index][side] for index in indices]) for side in (1, 2)),
+            )
+            arrays = {
+                name: getattr(contributions, name).float().cpu().numpy()
+                for name in (
+                    "scores positive negative start_logits end_logits reference_start_logits reference_end_logits"
+                ).split()
+            }
+            for row, index in enumerate(indices):
+                window, start, end = targets[index]
+                size = len(window.input_ids)
+                found[index] = _attribution(
+                    predictions[index],
+                    window,
+                    threshold,
+                    settings,
+                    splits[window.question.id],
+                    start=start,
+                    end=end,
+                    target_value=float(contributions.target_value[row]),
+                    reference_value=float(contributions.reference_value[row]),
+                    delta=contributions.delta[row].float().cpu().numpy(),
+                    **{name: values[row, ..., :size] for name, values in arrays.items()},
+                )
+            bar.update(len(indices))
+    return [found[index] for index in range(len(predictions))]
+
+
+def _attribution(
+    prediction: Prediction,
+    window: Window,
+    threshold: float,
+    settings: AttributionSettings,
+    split: str,
+    **found: Any,
+) -> Attribution:
+    question = window.question
+    best = prediction.spans[0] if prediction.spans else None
+    return Attribution(
+        question_id=question.id,
+        name=question.name,
+        split=split,
+        title=question.title,
+        question=" ".join(question.question.split()),
+        context=question.context,
+        golds=question.golds,
+        answer=prediction.answer(threshold),
+        best_span=best.text if best else "",
+        span_score=best.score if best else float("-inf"),
+        null_score=prediction.null_score,
+        method=settings.method,
+        reference=settings.reference,
+        tokens=window.tokens,
+        offsets=[list(pair) for pair in window.offsets],
+        segments=window.segments,
+        words=window.words,
+        **found,
+    )

@@ -1,0 +1,1 @@
+"""The question-answering model: load it with checks, cut windows, fine-tune, predict spans."""

