@@ -19,6 +19,9 @@ from bertlift.errors import InputError
 # OmegaConf reads these annotations at run time and knows ``Optional`` but not ``X | None``.
 # ruff: noqa: UP045
 
+# Settings that name files of the user's.
+FILE_KEYS = ("data.train", "data.dev", "data.showcase", "reader.path")
+
 
 @dataclass
 class HubData:
@@ -71,6 +74,8 @@ class Training:
     batch_size: int = 12
     warmup: float = 0.1  # share of the steps
     weight_decay: float = 0.01
+    dropout: float = 0.1  # of hidden states and attention weights
+    bfloat16: bool = False  # autocast, where the processor has instructions for it
     calibration: float = 0.1  # share of the training questions that only set the null threshold
     seed: int = 13
 
@@ -196,7 +201,7 @@ def _check_ranges(config: Config, where: str) -> None:
             raise InputError(f"{where}: {key} is {value}; allowed: {least} or more")
     if not config.training.epochs > 0:
         raise InputError(f"{where}: training.epochs is {config.training.epochs}; allowed: more than 0")
-    for name in ("warmup", "calibration"):
+    for name in ("warmup", "calibration", "dropout"):
         share = getattr(config.training, name)
         if not 0 <= share < 1:
             raise InputError(f"{where}: training.{name} is {share}; allowed: 0 up to, not including, 1")

@@ -25,6 +25,8 @@ from bertlift.files import write_json
 HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "config.json", "tokenizer*", "special_tokens_map.json", "vocab*")
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "tf_model.h5", "flax_model.msgpack")
 DESCRIPTION = "reader.json"
+# What the encoders' configurations call the two probabilities (the second pair: DistilBERT).
+DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
 
 
 @dataclass(frozen=True)
@@ -156,13 +158,14 @@ def _quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
 
 
-def load_model(directory: Path, *, new_head: bool) -> tuple[Any, Any]:
+def load_model(directory: Path, *, new_head: bool, dropout: float | None = None) -> tuple[Any, Any]:
     """Load a QA model (in evaluation mode) and its fast tokenizer from a checkpoint directory.
 
     Args:
         directory: with ``config.json``, safetensors and a tokenizer.
         new_head: whether a checkpoint without a QA head gets a new, random one (torch's current
             seed); otherwise such a checkpoint is refused.
+        dropout: probability in training, of hidden states and attention weights; None: the checkpoint's.
 
     Raises:
         InputError: see :func:`weight_files`; also for a missing QA head or an unknown architecture.
@@ -176,6 +179,9 @@ def load_model(directory: Path, *, new_head: bool) -> tuple[Any, Any]:
     try:
         with _quiet():
             config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            for key in DROPOUTS:
+                if dropout is not None and hasattr(config, key):
+                    setattr(config, key, dropout)
             model = AutoModelForQuestionAnswering.from_pretrained(
                 directory,
                 config=config,

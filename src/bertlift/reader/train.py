@@ -77,6 +77,13 @@ def calibration_split(questions: list[Question], share: float, seed: int) -> tup
     return [q for q in questions if unit[q.id] not in aside], [q for q in questions if unit[q.id] in aside]
 
 
+def fast_bfloat16() -> bool:
+    """Whether this machine multiplies bfloat16 matrices in hardware."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+
+
 def fingerprint(*parts: Any) -> str:
     """A short name for everything that decides a training run, so that only the same run is resumed."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -107,7 +114,7 @@ def finetune(
     """
     set_seed(training.seed)
     torch.use_deterministic_algorithms(True)
-    model, tokenizer = load_model(directory, new_head=True)
+    model, tokenizer = load_model(directory, new_head=True, dropout=training.dropout)
     train_windows = all_windows(train, tokenizer, settings.max_length, settings.doc_stride)
     dev_windows = all_windows(dev, tokenizer, settings.max_length, settings.doc_stride)
 
@@ -139,6 +146,7 @@ def finetune(
         warmup_steps=round(training.warmup * steps),
         weight_decay=training.weight_decay,
         seed=training.seed,
+        bf16=training.bfloat16 and fast_bfloat16(),
         eval_strategy="epoch",
         save_strategy="epoch",
         save_total_limit=2,
