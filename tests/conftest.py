@@ -48,7 +48,16 @@ def tokenizer() -> PreTrainedTokenizerFast:
     for mark in ".,?":
         words = words.replace(mark, " ")
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)] + list("0123456789")
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *".,?'-$<>&", *letters, *[f"##{each}" for each in letters]]
+    vocabulary = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *".,?'-$<>&",
+        *letters,
+        *[f"##{each}" for each in letters],
+    ]
     vocabulary += sorted({word for word in words.split() if word != "flows"} | {"flow"} - set(vocabulary))
     vocabulary = list(dict.fromkeys(vocabulary))
     tokens = Tokenizer(models.WordPiece({word: index for index, word in enumerate(vocabulary)}, unk_token="[UNK]"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, Features, Value, load_from_disk
+from datasets import Dataset, Features, Value, disable_progress_bars, load_from_disk
 from datasets import List as ListOf
 from numpy.typing import NDArray
 
@@ -70,8 +70,9 @@ class Attribution:
 
     @property
     def relative_delta(self) -> Row:
-        """``|delta| / |f(x) - f(x0)|`` for each row."""
-        return np.asarray(np.abs(self.delta) / abs(self.target_value - self.reference_value), dtype=np.float32)
+        """``|delta| / |f(x) - f(x0)|`` for each row; the divisor is at least 1e-6."""
+        difference = abs(self.target_value - self.reference_value)
+        return np.asarray(np.abs(self.delta) / max(difference, 1e-6), dtype=np.float32)
 
 
 _ROW, _INTS = ListOf(Value("float32")), ListOf(Value("int32"))
@@ -101,6 +102,7 @@ def save_attributions(directory: Path | str, attributions: Sequence[Attribution]
     dataset = Dataset.from_dict(columns, features=FEATURES)
     # The library's fingerprint is made anew each time; ours stays the same for the same content.
     dataset._fingerprint = "bertlift"
+    disable_progress_bars()  # for a write of a second
     with replacing(directory) as new:
         dataset.save_to_disk(new)
 
@@ -118,11 +120,9 @@ def load_attributions(directory: Path | str) -> list[Attribution]:
     if not isinstance(dataset, Dataset) or dataset.features != FEATURES:
         raise InputError(f"{directory}: not attributions of this version; run the attribute stage again")
     arrays = {f.name for f in fields(Attribution) if f.type in ("Row", "Grid")}
-    return [
-        Attribution(**{key: np.asarray(value, dtype=np.float32) if key in arrays else value for key, value in row.items()})
-        for row in _rows(dataset)
-    ]
 
+    def value_of(key: str, value: Any) -> Any:
+        return np.asarray(value, dtype=np.float32) if key in arrays else value
 
-def _rows(dataset: Dataset) -> list[dict[str, Any]]:
-    return list(dataset)
+    rows: list[dict[str, Any]] = list(dataset)
+    return [Attribution(**{key: value_of(key, value) for key, value in row.items()}) for row in rows]

@@ -114,6 +114,8 @@ class Map:
 
 @dataclass
 class Analysis:
+    """What is made of the attributions."""
+
     clusters: Clusters = field(default_factory=Clusters)
     map: Map = field(default_factory=Map)
 
@@ -129,6 +131,8 @@ class Colors:
 
 @dataclass
 class Report:
+    """How the figures and the page look."""
+
     title: str = "bertlift"
     colors: Colors = field(default_factory=Colors)
     dpi: int = 150
@@ -136,6 +140,8 @@ class Report:
 
 @dataclass
 class Config:
+    """Everything that ``params.yaml`` holds."""
+
     data: Data = field(default_factory=Data)
     reader: Reader = field(default_factory=Reader)
     training: Training = field(default_factory=Training)
@@ -226,6 +232,24 @@ def typed(values: Any, where: str) -> Config:
         raise InputError(f"{where}: {key or 'configuration'}: {first}") from error
     _check_ranges(config, where)
     return config
+
+
+def check_files(config: Config, root: Path, where: str) -> None:
+    """Refuse files of the user's that do not exist; relative paths are relative to ``root``, the project.
+
+    Raises:
+        InputError: one line for each missing file.
+    """
+    given = {key: OmegaConf.select(OmegaConf.structured(config), key) for key in FILE_KEYS}
+    faults = [
+        f"{where}: {key} is {value!r}: no such file or directory in {root}; give "
+        + ("a checkpoint directory" if key == "reader.path" else "a SQuAD JSON file or a directory of them")
+        for key, value in given.items()
+        # What the download stage will write need not be there yet.
+        if value is not None and not (key.startswith("data.") and config.data.hub) and not (root / value).exists()
+    ]
+    if faults:
+        raise InputError("\n".join(faults))
 
 
 def load_params(path: Path | str = "params.yaml") -> Config:

@@ -7,6 +7,7 @@ are allowed; Hydra itself says only which key is unknown.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -17,7 +18,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bertlift.config import Config, typed, unknown_key
+from bertlift.config import Config, check_files, typed, unknown_key
 from bertlift.errors import InputError
 
 
@@ -36,11 +37,12 @@ def _refusal(message: str) -> Exception:
     return type("ConfigRefused", bases, {})(message)  # type: ignore[no-any-return]
 
 
-_load_configuration = ConfigLoaderImpl.load_configuration
+# Hydra may run this module twice: what is wrapped must be Hydra's own function, never our wrapper.
+_load_configuration = getattr(ConfigLoaderImpl.load_configuration, "wrapped", ConfigLoaderImpl.load_configuration)
 
 
 def _explained(self: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> Any:
-    """``load_configuration`` that explains what it refuses, and checks ranges as well as types."""
+    """``load_configuration`` that explains what it refuses, and checks ranges and files as well as types."""
     try:
         composed = _load_configuration(self, *args, **kwargs)
     except MissingConfigException as error:
@@ -60,11 +62,15 @@ def _explained(self: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> Any:
         assert isinstance(plain, dict)
         plain.pop("hydra", None)
         try:
-            typed(plain, "configuration")
+            config = typed(plain, "configuration")
+            for element in self.config_search_path.get_path():
+                if element.provider in ("main", "command-line"):  # conf/ itself; the project is its parent
+                    check_files(config, Path(str(element.path).removeprefix("file://")).parent, "configuration")
         except InputError as error:
             raise _refusal(str(error)) from error
     return composed
 
 
 ConfigStore.instance().store(name="schema", node=Config)
+_explained.wrapped = _load_configuration  # type: ignore[attr-defined]
 ConfigLoaderImpl.load_configuration = _explained  # type: ignore[method-assign]

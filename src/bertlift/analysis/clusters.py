@@ -29,7 +29,7 @@ class Clustering:
     @property
     def k(self) -> int:
         """Number of clusters."""
-        return self.distances.shape[1]
+        return int(self.distances.shape[1])
 
     def nearest(self, cluster: int, count: int) -> list[int]:
         """The members of a cluster nearest to its centre, the nearest first."""
@@ -86,7 +86,9 @@ def stability(points: Matrix, clustering: Clustering, settings: Settings) -> flo
     return float(np.mean(scores)) if scores else None
 
 
-def association(labels: Labels, properties: Mapping[str, Sequence[str]], settings: Settings) -> dict[str, dict[str, float]]:
+def association(
+    labels: Labels, properties: Mapping[str, Sequence[str]], settings: Settings
+) -> dict[str, dict[str, float]]:
     """Mutual information (in nats) between the clusters and properties of the questions.
 
     The p-value is that of a permutation test: the share of ``settings.permutations`` shufflings (and the

@@ -32,7 +32,10 @@ def words_of(attribution: Attribution) -> list[Word]:
             reach = None
             continue
         start, end = attribution.offsets[position]
-        grows = position > 0 and (attribution.segments[position - 1], attribution.words[position - 1]) == (segment, word)
+        grows = position > 0 and (attribution.segments[position - 1], attribution.words[position - 1]) == (
+            segment,
+            word,
+        )
         if grows and reach is not None:
             reach = (segment, reach[1], end)
             words[-1] = Word(texts[segment][reach[1] : end], (*words[-1].tokens, position), segment, words[-1].glued)

@@ -72,14 +72,13 @@ def deeplift(model: Any, inputs: Mapping[str, Tensor], reference: Tensor, start:
             module.training = training
 
     def target(found: Any) -> Tensor:
-        return found.start_logits[rows, start] + found.end_logits[rows, end]
+        total: Tensor = found.start_logits[rows, start] + found.end_logits[rows, end]
+        return total
 
     value = target(output)
     multipliers = torch.autograd.grad(value.sum(), output.hidden_states)
     with torch.no_grad():
-        terms = [
-            m * (h - h0) for m, h, h0 in zip(multipliers, output.hidden_states, plain.hidden_states, strict=True)
-        ]
+        terms = [m * (h - h0) for m, h, h0 in zip(multipliers, output.hidden_states, plain.hidden_states, strict=True)]
         return Contributions(
             scores=torch.stack([each.sum(-1) for each in terms], 1),
             positive=torch.stack([each.clamp(min=0).sum(-1) for each in terms], 1),

@@ -50,7 +50,7 @@ class Rescale(Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """``m_x = G * m``."""
         (multiplier,) = ctx.saved_tensors
         return grad * multiplier, None, None, None
@@ -70,7 +70,7 @@ class Product(Function):
         return a * b
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """``m_a = G * b_bar``, ``m_b = G * a_bar``, summed over broadcast dimensions."""
         a, b = ctx.saved_tensors
         return (grad * b).sum_to_size(a.shape), (grad * a).sum_to_size(b.shape), None, None
@@ -86,7 +86,7 @@ class Matmul(Function):
         return a @ b
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Multipliers of both factors, summed over broadcast batch dimensions."""
         a, b = ctx.saved_tensors
         return (
@@ -122,7 +122,7 @@ class Softmax(Function):
         return p
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """``m_z`` as in the class's equation."""
         (mean,) = ctx.saved_tensors
         weighted = (grad * mean).sum(-1, keepdim=True)
@@ -155,7 +155,7 @@ class LayerNorm(Function):
         return y if bias is None else y + bias
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """``m_x`` as in the class's equation; weight and bias are constants."""
         c, s, slope, weight = ctx.saved_tensors
         grad = grad if weight is None else grad * weight

@@ -111,7 +111,8 @@ def _layer_norm(
     (x0,) = tape.swap("layer_norm", x)
     if tape.recording:
         return F.layer_norm(x, normalized_shape, weight, bias, eps)
-    return LayerNorm.apply(x, x0, tuple(range(-len(normalized_shape), 0)), weight, bias, eps)
+    normalized: Tensor = LayerNorm.apply(x, x0, tuple(range(-len(normalized_shape), 0)), weight, bias, eps)
+    return normalized
 
 
 def _attention(
@@ -138,6 +139,7 @@ def _attention(
     return _matmul(tape, torch.matmul, _softmax(tape, F.softmax, logits, -1), value)
 
 
+_TENSOR_FUNCTIONS = (Tensor.tanh, Tensor.relu, Tensor.sigmoid)
 _RULES: dict[Callable[..., Any], Callable[..., Tensor]] = {
     F.layer_norm: _layer_norm,
     F.softmax: _softmax,
@@ -147,8 +149,7 @@ _RULES: dict[Callable[..., Any], Callable[..., Tensor]] = {
     **dict.fromkeys((torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm, Tensor.__matmul__), _matmul),
     **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), _product),
     **dict.fromkeys(
-        (F.gelu, F.relu, F.silu, F.tanh, F.sigmoid, torch.tanh, torch.relu, torch.sigmoid)
-        + (Tensor.tanh, Tensor.relu, Tensor.sigmoid),
+        (F.gelu, F.relu, F.silu, F.tanh, F.sigmoid, torch.tanh, torch.relu, torch.sigmoid, *_TENSOR_FUNCTIONS),
         _elementwise,
     ),
 }

@@ -57,9 +57,9 @@ def explain(
     for prediction in predictions:
         target = target_of(prediction, threshold)
         number = prediction.null_window if target is None else target[0]
-        window = windows_of(
-            prediction.question, reader.tokenizer, description.max_length, description.doc_stride
-        )[number]
+        window = windows_of(prediction.question, reader.tokenizer, description.max_length, description.doc_stride)[
+            number
+        ]
         start, end = (window.cls, window.cls) if target is None else target[1:]
         targets.append((window, start, end))
     found: dict[int, Attribution] = {}

@@ -22,7 +22,14 @@ from bertlift.config import Reader as ReaderSettings
 from bertlift.errors import InputError
 from bertlift.files import write_json
 
-HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "config.json", "tokenizer*", "special_tokens_map.json", "vocab*")
+HUB_FILES = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "vocab*",
+)
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "tf_model.h5", "flax_model.msgpack")
 DESCRIPTION = "reader.json"
 # What the encoders' configurations call the two probabilities (the second pair: DistilBERT).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -151,7 +152,7 @@ def tune_null_threshold(predictions: Sequence[Prediction]) -> tuple[float, float
     if not margins:
         return 0.0, 100 * float(np.mean([question_scores(p.question, "")[1] for p in predictions]))
     candidates = [0.0, margins[0] - 1, margins[-1] + 1]
-    candidates += [(low + high) / 2 for low, high in zip(margins, margins[1:], strict=False)]
+    candidates += [(low + high) / 2 for low, high in pairwise(margins)]
     answered = np.array([question_scores(p.question, p.spans[0].text if p.spans else "")[1] for p in predictions])
     unanswered = np.array([question_scores(p.question, "")[1] for p in predictions])
     margin = np.array([p.null_margin for p in predictions])

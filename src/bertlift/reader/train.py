@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +25,6 @@ from bertlift.reader.predict import all_windows, decode
 from bertlift.reader.windows import Window, collate
 from bertlift.squad.metrics import evaluate
 from bertlift.squad.schema import Question
-
 
 CURVES = ("loss", "learning_rate", "eval_loss", "eval_exact", "eval_f1", "eval_HasAns_f1", "eval_NoAns_f1")
 
@@ -80,8 +80,8 @@ def calibration_split(questions: list[Question], share: float, seed: int) -> tup
 def fast_bfloat16() -> bool:
     """Whether this machine multiplies bfloat16 matrices in hardware."""
     if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return bool(torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported())
 
 
 def fingerprint(*parts: Any) -> str:
@@ -146,6 +146,7 @@ def finetune(
         warmup_steps=round(training.warmup * steps),
         weight_decay=training.weight_decay,
         seed=training.seed,
+        use_cpu=not torch.cuda.is_available(),
         bf16=training.bfloat16 and fast_bfloat16(),
         eval_strategy="epoch",
         save_strategy="epoch",
@@ -157,15 +158,16 @@ def finetune(
         remove_unused_columns=False,
         label_names=["start_positions", "end_positions"],
         dataloader_pin_memory=False,
+        disable_tqdm=not sys.stderr.isatty(),
         report_to=[],
     )
     resume = get_last_checkpoint(str(checkpoints)) if checkpoints.is_dir() else None
     trainer = Trainer(
         model=model,
         args=arguments,
-        train_dataset=[_Example(window) for window in train_windows],  # type: ignore[arg-type]
-        eval_dataset=[_Example(window) for window in dev_windows],  # type: ignore[arg-type]
-        data_collator=collator,  # type: ignore[arg-type]
+        train_dataset=[_Example(window) for window in train_windows],
+        eval_dataset=[_Example(window) for window in dev_windows],
+        data_collator=collator,
         compute_metrics=metrics,
     )
     trainer.train(resume_from_checkpoint=resume)

@@ -14,7 +14,9 @@ from bertlift.analysis.groups import GROUPS
 from bertlift.report import theme
 
 
-def umap_map(points: NDArray[np.float64], labels: Sequence[str], title: str, order: Sequence[str] | None = None) -> Figure:
+def umap_map(
+    points: NDArray[np.float64], labels: Sequence[str], title: str, order: Sequence[str] | None = None
+) -> Figure:
     """The map of questions, coloured and marked by ``labels``; the rarest labels share "other".
 
     Args:
@@ -35,7 +37,8 @@ def umap_map(points: NDArray[np.float64], labels: Sequence[str], title: str, ord
     for number, label in enumerate(order):
         chosen = np.array([each == label for each in labels])
         axes.scatter(
-            *points[chosen].T,
+            points[chosen, 0],
+            points[chosen, 1],
             s=34,
             color=theme.CATEGORIES[number],
             marker=theme.MARKERS[number],
@@ -62,7 +65,12 @@ def cluster_profiles(profiles: NDArray[np.float64], sizes: Sequence[int], cmap: 
     columns = min(len(net), 4)
     lines = -(-len(net) // columns)
     figure, grid = plt.subplots(
-        lines, columns, figsize=(2.3 + 1.9 * columns, 0.9 + 2.9 * lines), layout="constrained", squeeze=False, sharey=True
+        lines,
+        columns,
+        figsize=(2.3 + 1.9 * columns, 0.9 + 2.9 * lines),
+        layout="constrained",
+        squeeze=False,
+        sharey=True,
     )
     image = None
     for axes in grid.flat[len(net) :]:

@@ -58,7 +58,7 @@ def _text_width(text: str, size: float) -> float:
 
 def _flow(words: Sequence[Word], width: float, size: float) -> tuple[list[_Placed], int]:
     """Set words in lines like a text; words without a space between them stay together."""
-    pad, space = 0.025, 0.055
+    pad, space = 0.014, 0.07
     chunks: list[list[int]] = []
     for index, word in enumerate(words):
         if word.glued and chunks:
@@ -81,7 +81,13 @@ def _flow(words: Sequence[Word], width: float, size: float) -> tuple[list[_Place
 
 
 def _draw_text(
-    figure: Figure, placed: Sequence[_Placed], top: float, scores: Scores, cmap: Colormap, norm: Normalize, target: set[int]
+    figure: Figure,
+    placed: Sequence[_Placed],
+    top: float,
+    scores: Scores,
+    cmap: Colormap,
+    norm: Normalize,
+    target: set[int],
 ) -> None:
     """Draw placed words with their colours; ``top`` in inches from the figure's bottom; ``target`` is framed."""
     width, height = figure.get_size_inches()
@@ -116,14 +122,20 @@ def _draw_text(
 
 
 def _scale_bar(
-    figure: Figure, cmap: Colormap, norm: Normalize, label: str, bottom: float, extend: str, ticks: list[float] | None = None
+    figure: Figure,
+    cmap: Colormap,
+    norm: Normalize,
+    label: str,
+    bottom: float,
+    extend: str,
+    ticks: list[float] | None = None,
 ) -> None:
-    width, height = figure.get_size_inches()
+    height = figure.get_size_inches()[1]
     axes = figure.add_axes((0.3, bottom / height, 0.4, 0.13 / height))
     bar = figure.colorbar(ScalarMappable(norm, cmap), cax=axes, orientation="horizontal", extend=extend, ticks=ticks)
     bar.set_label(label, size=9)
     bar.ax.tick_params(labelsize=8)
-    bar.outline.set_linewidth(0.6)  # type: ignore[operator]
+    bar.outline.set_linewidth(0.6)
 
 
 def _target_words(attribution: Attribution, words: Sequence[Word]) -> set[int]:
@@ -170,7 +182,9 @@ def output(attribution: Attribution, cmap: Colormap) -> Figure:
     words = words_of(attribution)
     target = _target_words(attribution, words)
     contribution = np.zeros(len(attribution.tokens))
-    contribution[attribution.start] += (attribution.start_logits - attribution.reference_start_logits)[attribution.start]
+    contribution[attribution.start] += (attribution.start_logits - attribution.reference_start_logits)[
+        attribution.start
+    ]
     contribution[attribution.end] += (attribution.end_logits - attribution.reference_end_logits)[attribution.end]
     probability = (_softmax(attribution.start_logits) + _softmax(attribution.end_logits)) / 2
     placed, lines = _flow(words, WIDTH - 2 * MARGIN, SIZE)
@@ -178,8 +192,18 @@ def output(attribution: Attribution, cmap: Colormap) -> Figure:
     height = 2 * block + 0.1
     figure = plt.figure(figsize=(WIDTH, height))
     panels = (
-        (contribution, theme.symmetric(scale_limit(attribution)), UNIT, "Output: the span's own logits (by construction)"),
-        (probability, theme.symmetric(1.0), "probability (mean of start and end)", "Output: where the answer starts or ends"),
+        (
+            contribution,
+            theme.symmetric(scale_limit(attribution)),
+            UNIT,
+            "Output: the span's own logits (by construction)",
+        ),
+        (
+            probability,
+            theme.symmetric(1.0),
+            "probability (mean of start and end)",
+            "Output: where the answer starts or ends",
+        ),
     )
     for number, (values, norm, label, title) in enumerate(panels):
         top = height - number * block

@@ -46,7 +46,11 @@ def render(
         figures: ``clusters``, ``map_clusters`` and ``map_question_words``: PNG files.
     """
     environment = Environment(
-        loader=PackageLoader("bertlift", "report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("bertlift", "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.filters["embedded"] = _embedded
     return environment.get_template("page.html.jinja").render(

@@ -48,7 +48,8 @@ def diverging(colors: Colors) -> LinearSegmentedColormap:
         value = getattr(colors, name)
         if not is_color_like(value):
             raise InputError(f"report.colors.{name} is {value!r}; allowed: a colour such as '#2166ac' or 'navy'")
-    return LinearSegmentedColormap.from_list("bertlift", [colors.negative, colors.zero, colors.positive])
+    # An odd number of steps: zero is the middle one exactly.
+    return LinearSegmentedColormap.from_list("bertlift", [colors.negative, colors.zero, colors.positive], N=257)
 
 
 def symmetric(limit: float) -> Normalize:
@@ -57,7 +58,7 @@ def symmetric(limit: float) -> Normalize:
     return Normalize(-limit, limit)
 
 
-def ink_on(color: tuple[float, ...] | str) -> str:
+def ink_on(color: tuple[float, float, float, float]) -> str:
     """Dark or white, whichever reads better on ``color`` (WCAG relative luminance)."""
     channels = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)]
     luminance = 0.2126 * channels[0] + 0.7152 * channels[1] + 0.0722 * channels[2]

@@ -27,16 +27,24 @@ def outputs_of(stage: str) -> list[Path]:
     return [Path(next(iter(each)) if isinstance(each, dict) else each) for each in listed]
 
 
+def _link(source: str | Path, target: str | Path) -> None:
+    """A hard link, or where the file system has none a copy."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 def _copy(source: Path, target: Path) -> None:
-    """Copy a file or directory by hard links, so that it takes no room."""
+    """Copy a file or directory by hard links, which take no room."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.is_dir():
         shutil.rmtree(target)
     target.unlink(missing_ok=True)
     if source.is_dir():
-        shutil.copytree(source, target, copy_function=os.link)
+        shutil.copytree(source, target, copy_function=_link)
     else:
-        os.link(source, target)
+        _link(source, target)
 
 
 def _keep(stage: str) -> None:

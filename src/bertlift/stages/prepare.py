@@ -47,8 +47,18 @@ def prepare(config: Config) -> None:
     # A passage that is explained must not have been trained on; SQuAD's own train set holds the paper's.
     kept = [question for question in train if (question.title, question.context) not in shown]
     if not kept:
-        raise InputError(f"{data.train}: every passage is in data.showcase={data.showcase} too; none is left to train on")
+        raise InputError(
+            f"{data.train}: every passage is in data.showcase={data.showcase} too; none is left to train on"
+        )
     check_splits(kept, dev, (data.train, data.dev))
+    asked = {question.id: question for question in dev}
+    clashes = [
+        f"{data.showcase}: article {q.title!r}: question {q.id}: this id is in {data.dev} too, over another passage"
+        for q in showcase
+        if q.id in asked and asked[q.id].context != q.context
+    ]
+    if clashes:
+        raise InputError("\n".join(clashes))
     write_squad(PREPARED / "train.json", spread(kept, data.limit))
     write_squad(PREPARED / "dev.json", spread(dev, data.limit))
     write_squad(PREPARED / "showcase.json", named(showcase))

@@ -1,0 +1,150 @@
+"""What a stage does when it fails, and the parts of the stages that decide something."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from bertlift import stages
+from bertlift.config import load_params
+from bertlift.errors import InputError
+from bertlift.files import write_text
+from bertlift.squad.schema import read_squad, write_squad
+from bertlift.stages.prepare import named, prepare
+from conftest import ROOT, make_question
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project of one stage, ``make``, whose output DVC has removed before the stage starts."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "dvc.yaml").write_text(
+        "stages: {make: {cmd: 'true', outs: [out], metrics: [{numbers.json: {cache: false}}]}}\n"
+    )
+    (tmp_path / ".dvc").mkdir()
+    return tmp_path
+
+
+def work(_):
+    write_text("out/deep/file.txt", "result")
+    write_text("numbers.json", "1")
+
+
+def failing(error):
+    def fail(_):
+        raise error
+
+    return fail
+
+
+def dvc_removes_the_outputs(project: Path) -> None:
+    (project / "out/deep/file.txt").unlink()
+    (project / "out/deep").rmdir()
+    (project / "out").rmdir()
+    (project / "numbers.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            InputError("questions.json: first fault\nquestions.json: second fault"),
+            "bertlift make: questions.json: first fault",
+        ),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "out/deep/file.txt"),
+            "no room left on the disk writing out/deep",
+        ),
+        (KeyboardInterrupt(), "bertlift make: interrupted"),
+    ],
+)
+def test_a_fault_ends_in_lines_not_in_a_traceback_and_the_old_output_stands(project, capsys, error, said):
+    stages.run("make", work)
+    dvc_removes_the_outputs(project)
+    with pytest.raises(SystemExit) as ended:
+        stages.run("make", failing(error))
+    assert ended.value.code == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("bertlift make: ")
+    assert said in printed
+    assert len(printed.splitlines()) == len(str(error).splitlines() or [1])
+    assert (project / "out/deep/file.txt").read_text() == "result"
+    assert (project / "numbers.json").read_text() == "1"
+
+
+def test_a_programming_error_is_not_hidden_and_the_old_output_stands(project):
+    stages.run("make", work)
+    dvc_removes_the_outputs(project)
+    with pytest.raises(ZeroDivisionError):
+        stages.run("make", failing(ZeroDivisionError()))
+    assert (project / "out/deep/file.txt").read_text() == "result"
+
+
+def test_an_output_that_was_written_anew_is_not_replaced_by_the_old_one(project):
+    stages.run("make", work)
+    dvc_removes_the_outputs(project)
+
+    def half(_):
+        write_text("out/deep/file.txt", "new")
+        raise InputError("then something was wrong")
+
+    with pytest.raises(SystemExit):
+        stages.run("make", half)
+    assert (project / "out/deep/file.txt").read_text() == "new"
+
+
+def test_a_stage_outside_the_project_says_where_to_run_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        stages.run("make", work)
+    assert "params.yaml: no such file; run from the project's root" in capsys.readouterr().err
+
+
+def test_showcase_names_are_fit_for_files_and_their_own():
+    questions = [
+        make_question("Rivers", f"Where does it end, {number}?", "the Black Sea", f"r{number}") for number in range(2)
+    ]
+    evil = questions[0].__class__("x", "Who?", "Ann did.", "../../Ünïted/States", (), None)
+    assert [each.name for each in named([*questions, evil])] == ["rivers", "rivers-2", "united-states"]
+
+
+def prepared(tmp_path, monkeypatch, train, dev, showcase):
+    monkeypatch.chdir(tmp_path)
+    config = load_params(ROOT / "params.yaml")
+    for name, questions in (("train", train), ("dev", dev), ("showcase", showcase)):
+        write_squad(tmp_path / f"{name}.json", questions)
+        setattr(config.data, name, f"{name}.json")
+    prepare(config)
+    return {name: read_squad(f"data/prepared/{name}.json") for name in ("train", "dev", "showcase")}
+
+
+def test_a_passage_that_is_explained_is_not_trained_on(tmp_path, monkeypatch, questions):
+    rivers, bread, kites = (
+        [question for question in questions if question.title == title] for title in ("Rivers", "Bread", "Kites")
+    )
+    found = prepared(tmp_path, monkeypatch, rivers + bread, kites, rivers[:1])
+    assert [question.id for question in found["train"]] == [question.id for question in bread]
+    assert found["showcase"][0].name == "rivers"
+
+
+def test_a_showcase_id_that_dev_has_over_another_passage_is_refused(tmp_path, monkeypatch, questions):
+    clash = make_question("Kites", "Who flew a kite?", "Franklin", questions[0].id)
+    with pytest.raises(InputError, match=f"showcase.json: article 'Kites': question {questions[0].id}: this id is in"):
+        prepared(tmp_path, monkeypatch, questions[3:5], questions[:3], [clash])
+
+
+def test_faults_in_all_sources_are_told_at_once(tmp_path, monkeypatch, questions):
+    with pytest.raises(InputError) as refused:
+        prepared(tmp_path, monkeypatch, questions, questions, questions[:1])
+    assert "split by article" in str(refused.value)
+    (tmp_path / "train.json").write_text("{")
+    (tmp_path / "dev.json").write_text(json.dumps({"data": 3}))
+    config = load_params(ROOT / "params.yaml")
+    config.data.train, config.data.dev, config.data.showcase = "train.json", "dev.json", "none.json"
+    with pytest.raises(InputError) as refused:
+        prepare(config)
+    assert [line.split(":")[0] for line in str(refused.value).splitlines()] == ["train.json", "dev.json", "none.json"]

@@ -1,0 +1,123 @@
+"""Fine-tuning: it learns, repeats, goes on where it was cut short, and keeps the best checkpoint."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from bertlift.config import Reader as ReaderSettings
+from bertlift.config import Training
+from bertlift.reader import train
+from bertlift.reader.train import calibration_split, finetune, run_name, write_curves
+from conftest import ASKED, make_question
+
+SETTINGS = ReaderSettings(name="tiny", max_length=64, doc_stride=16, batch_size=4)
+TRAINING = Training(epochs=4, learning_rate=3e-3, batch_size=2, dropout=0.1, seed=3)
+
+
+def run(directory, questions, checkpoints, **changes):
+    training = Training(**(vars(TRAINING) | changes))
+    return finetune(directory, questions, questions, SETTINGS, training, checkpoints)
+
+
+def weights(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_a_run_repeats_exactly_and_another_seed_does_not(tiny_encoder, questions, tmp_path):
+    first, second = (weights(run(tiny_encoder, questions, tmp_path / name)[0]) for name in ("a", "b"))
+    other = weights(run(tiny_encoder, questions, tmp_path / "c", seed=4)[0])
+    assert same(first, second)
+    assert not same(first, other)
+
+
+def test_it_learns(tiny_encoder, questions, tmp_path):
+    _, _, history = run(tiny_encoder, questions, tmp_path / "a", epochs=40, dropout=0.0)
+    scores = [entry["eval_f1"] for entry in history if "eval_f1" in entry]
+    losses = [entry["loss"] for entry in history if "loss" in entry]
+    assert losses[-1] < losses[0] / 3
+    assert max(scores) > 50 > scores[0]
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_best_epoch_is_kept_not_the_last(tiny_encoder, questions, tmp_path, monkeypatch):
+    """Dev F1 is made to say that the second of four epochs was the best."""
+    told = iter([10.0, 50.0, 20.0, 30.0])
+    monkeypatch.setattr(train, "evaluate", lambda *_: {"f1": next(told)})
+    kept, _, _ = run(tiny_encoder, questions, tmp_path / "a")
+    taken = {}
+
+    class Watch(TrainerCallback):
+        def on_epoch_end(self, args, state, control, model=None, **kwargs):
+            taken[round(state.epoch)] = weights(model)
+
+    told = iter([10.0, 50.0, 20.0, 30.0])
+    plain = train.Trainer
+    monkeypatch.setattr(train, "Trainer", lambda **given: plain(callbacks=[Watch()], **given))
+    run(tiny_encoder, questions, tmp_path / "b")
+    assert same(weights(kept), taken[2])
+    assert not same(weights(kept), taken[4])
+
+
+def test_a_run_that_was_cut_short_goes_on_and_ends_the_same(tiny_encoder, questions, tmp_path, monkeypatch):
+    whole, _, history = run(tiny_encoder, questions, tmp_path / "whole")
+
+    class Stop(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.epoch > 2.3:
+                raise KeyboardInterrupt
+
+    plain = train.Trainer
+    monkeypatch.setattr(train, "Trainer", lambda **given: plain(callbacks=[Stop()], **given))
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny_encoder, questions, tmp_path / "cut")
+    monkeypatch.setattr(train, "Trainer", plain)
+    resumed, _, resumed_history = run(tiny_encoder, questions, tmp_path / "cut")
+    assert same(weights(whole), weights(resumed))
+    curves = [(entry["step"], entry["eval_f1"]) for entry in history if "eval_f1" in entry]
+    assert [(entry["step"], entry["eval_f1"]) for entry in resumed_history if "eval_f1" in entry] == curves
+
+
+def test_only_the_very_same_run_has_the_same_name(questions):
+    name = run_name("abc", questions, SETTINGS, TRAINING)
+    assert name == run_name("abc", questions, SETTINGS, Training(**vars(TRAINING)))
+    assert name != run_name("abd", questions, SETTINGS, TRAINING)
+    assert name != run_name("abc", questions[1:], SETTINGS, TRAINING)
+    assert name != run_name("abc", questions, SETTINGS, Training(**(vars(TRAINING) | {"epochs": 5})))
+
+
+def test_calibration_sets_whole_articles_aside(questions):
+    fitting, aside = calibration_split(questions, 0.2, 13)
+    assert sorted(q.id for q in fitting + aside) == sorted(q.id for q in questions)
+    assert not {q.title for q in fitting} & {q.title for q in aside}
+    assert len(aside) >= 0.2 * len(questions)
+    assert calibration_split(questions, 0.2, 13) == (fitting, aside)
+
+
+def test_calibration_of_one_passage_is_on_the_training_questions():
+    one = [make_question(*each) for each in ASKED if each[0] == "Rivers"]
+    assert calibration_split(one, 0.5, 1) == (one, one)
+
+
+def test_curves_hold_the_log_without_clock_times(tmp_path):
+    history = [
+        {"loss": 2.0, "learning_rate": 0.1, "epoch": 0.5, "step": 5},
+        {"eval_f1": 40.0, "eval_runtime": 3.3, "epoch": 1.0, "step": 10},
+        {"train_runtime": 9.0, "step": 10},
+    ]
+    write_curves(tmp_path / "curves", history)
+    assert (tmp_path / "curves/plots/metrics/train/loss.tsv").read_text().split() == ["step", "loss", "5", "2.0"]
+    assert (tmp_path / "curves/plots/metrics/dev/f1.tsv").read_text().split() == ["step", "f1", "10", "40.0"]
+    assert "runtime" not in "".join(path.read_text() for path in (tmp_path / "curves").rglob("*") if path.is_file())
