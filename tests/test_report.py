@@ -86,6 +86,13 @@ def test_words_do_not_overlap_and_stay_on_the_page(cmap):
         assert following < line or left >= right - 1e-9
 
 
+def test_a_hundredth_of_the_largest_score_has_a_tenth_of_its_colour(cmap):
+    norm = theme.symmetric(8.0, root=True)
+    values = np.array([-8.0, -0.08, 0.0, 0.08, 8.0])
+    # From 0 (negative end) over 1/2 (zero) to 1 (positive end).
+    np.testing.assert_allclose(norm(values), [0, 0.45, 0.5, 0.55, 1])
+
+
 def test_all_layers_of_a_question_share_one_scale(cmap):
     one = sample()
     limits = {heatmaps.layer(one, row, cmap).axes[-1].get_xlim() for row in (1, 2)}

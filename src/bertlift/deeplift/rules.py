@@ -30,8 +30,9 @@ def _divide(numerator: Tensor, denominator: Tensor) -> Tensor:
 class Rescale(Function):
     """Element-wise ``y = g(x)``: ``m = (g(x) - g(x0)) / (x - x0)``, the rescale rule.
 
-    Where the difference is so small that the quotient loses its digits, ``g'`` at the midpoint takes its
-    place; its error, ``(x - x0)^2 g''' / 24``, is below the rounding error there.
+    Where the difference is small the quotient loses its digits, and ``g'`` at the midpoint takes its place: its
+    error, ``(x - x0)^2 g''' / 24``, is below the rounding error there. Only where the two differ by more than
+    rounding explains (ReLU with its kink in between) the quotient stays.
     """
 
     @staticmethod
@@ -45,7 +46,11 @@ class Rescale(Function):
             with torch.enable_grad():
                 middle = ((x + x0) / 2)[near].detach().requires_grad_()
                 (slope,) = torch.autograd.grad(g(middle).sum(), middle)
-            multiplier[near] = slope
+            quotient = multiplier[near]
+            rounding = 4 * torch.finfo(x.dtype).eps * torch.maximum(y.abs(), y0.abs())[near]
+            multiplier[near] = torch.where(
+                (quotient - slope).abs() * difference.abs()[near] <= rounding, slope, quotient
+            )
         ctx.save_for_backward(multiplier)
         return y
 
@@ -97,6 +102,11 @@ class Matmul(Function):
         )
 
 
+def softmax(z: Tensor) -> Tensor:
+    """Softmax over the last dimension, computed just as :class:`Softmax` does."""
+    return z.log_softmax(-1).exp()
+
+
 class Softmax(Function):
     """``p = softmax(z)`` over the last dimension: its Jacobian at the row of logarithmic means.
 
@@ -129,6 +139,18 @@ class Softmax(Function):
         return mean * (grad - _divide(weighted, mean.sum(-1, keepdim=True))), None
 
 
+def layer_norm(
+    x: Tensor, dims: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Layer normalisation over ``dims``, the centred ``x`` and ``q = (v + eps)^(1/2)``."""
+    c = x - x.mean(dims, keepdim=True)
+    q = (c.square().mean(dims, keepdim=True) + eps).sqrt()
+    y = c / q
+    if weight is not None:
+        y = y * weight
+    return y if bias is None else y + bias, c, q
+
+
 class LayerNorm(Function):
     """``y = g c s + b`` with ``c = x - mean(x)``, ``v = mean(c^2)``, ``s = (v + eps)^(-1/2)``.
 
@@ -143,16 +165,12 @@ class LayerNorm(Function):
         ctx: Any, x: Tensor, x0: Tensor, dims: tuple[int, ...], weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor:
         """Layer normalisation of ``x`` over the last dimensions ``dims``."""
-        c, c0 = x - x.mean(dims, keepdim=True), x0 - x0.mean(dims, keepdim=True)
-        q = (c.square().mean(dims, keepdim=True) + eps).sqrt()
-        q0 = (c0.square().mean(dims, keepdim=True) + eps).sqrt()
+        y, c, q = layer_norm(x, dims, weight, bias, eps)
+        _, c0, q0 = layer_norm(x0, dims, weight, bias, eps)
         ctx.dims = dims
         ctx.count = x[(0,) * (x.dim() - len(dims))].numel()
         ctx.save_for_backward((c + c0) / 2, (1 / q + 1 / q0) / 2, -1 / (q * q0 * (q + q0)), weight)
-        y = c / q
-        if weight is not None:
-            y = y * weight
-        return y if bias is None else y + bias
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from bertlift.deeplift.rules import LayerNorm, Matmul, Product, Rescale, Softmax
+from bertlift.deeplift.rules import LayerNorm, Matmul, Product, Rescale, Softmax, layer_norm, softmax
 
 
 class UnsupportedOperationError(NotImplementedError):
@@ -72,7 +72,7 @@ def _elementwise(tape: Tape, func: Callable[..., Tensor], x: Tensor, *args: Any,
     def g(value: Tensor) -> Tensor:
         return func(value, *args, **kwargs)
 
-    (x0,) = tape.swap(resolve_name(func) or str(func), x)
+    (x0,) = tape.swap(func.__name__, x)
     return g(x) if tape.recording else Rescale.apply(x, x0, g(x0), g)
 
 
@@ -96,7 +96,8 @@ def _softmax(tape: Tape, func: Callable[..., Tensor], x: Tensor, dim: int | None
     if dim not in (-1, z.dim() - 1):
         raise UnsupportedOperationError(f"softmax over dimension {dim}; DeepLIFT here knows the last dimension only")
     (z0,) = tape.swap("softmax", z)
-    return z.softmax(-1) if tape.recording else Softmax.apply(z, z0)
+    # Both passes compute in the same way, so that an input equal to its reference differs nowhere.
+    return softmax(z) if tape.recording else Softmax.apply(z, z0)
 
 
 def _layer_norm(
@@ -109,9 +110,10 @@ def _layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     (x0,) = tape.swap("layer_norm", x)
+    dims = tuple(range(-len(normalized_shape), 0))
     if tape.recording:
-        return F.layer_norm(x, normalized_shape, weight, bias, eps)
-    normalized: Tensor = LayerNorm.apply(x, x0, tuple(range(-len(normalized_shape), 0)), weight, bias, eps)
+        return layer_norm(x, dims, weight, bias, eps)[0]
+    normalized: Tensor = LayerNorm.apply(x, x0, dims, weight, bias, eps)
     return normalized
 
 
@@ -183,8 +185,7 @@ class _Mode(TorchFunctionMode):
         if (
             not self.tape.recording
             and name not in _LINEAR
-            and isinstance(result, Tensor)
-            and result.requires_grad
+            and any(isinstance(each, Tensor) and each.requires_grad for each in _flat(result))
             and any(each.requires_grad for each in floats)
         ):
             raise UnsupportedOperationError(
@@ -192,6 +193,10 @@ class _Mode(TorchFunctionMode):
                 f"would not add up; known are linear operations, {', '.join(sorted(_rule_names()))}"
             )
         return result
+
+
+def _flat(result: Any) -> tuple[Any, ...]:
+    return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
 def _rule_names() -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,9 @@ def explain(
 ) -> list[Attribution]:
     """One attribution a prediction, in their order.
 
+    Computed in double precision: where f(x) and f(x0) are nearly equal, single precision would leave few digits
+    of their difference, and so of the check that the scores add up to it.
+
     Args:
         reader: the model that made the predictions.
         predictions: what it said.
@@ -63,13 +67,14 @@ def explain(
         start, end = (window.cls, window.cls) if target is None else target[1:]
         targets.append((window, start, end))
     found: dict[int, Attribution] = {}
+    model = copy.deepcopy(reader.model).double()
     chosen = [window for window, _, _ in targets]
     with tqdm(total=len(chosen), desc=settings.method, unit="window", disable=None) as bar:
         for indices in batches(chosen, settings.batch_size):
             inputs = collate([chosen[index] for index in indices], reader.tokenizer)
-            inputs = {key: value.to(reader.model.device) for key, value in inputs.items()}
+            inputs = {key: value.to(model.device) for key, value in inputs.items()}
             contributions = deeplift(
-                reader.model,
+                model,
                 inputs,
                 reference_ids(inputs["input_ids"], reader.tokenizer, settings.reference),
                 *(torch.tensor([targets[index][side] for index in indices]) for side in (1, 2)),
@@ -109,7 +114,7 @@ def _attribution(
     **found: Any,
 ) -> Attribution:
     question = window.question
-    best = prediction.spans[0] if prediction.spans else None
+    best = prediction.spans[0]
     return Attribution(
         question_id=question.id,
         name=question.name,
@@ -119,8 +124,8 @@ def _attribution(
         context=question.context,
         golds=question.golds,
         answer=prediction.answer(threshold),
-        best_span=best.text if best else "",
-        span_score=best.score if best else float("-inf"),
+        best_span=best.text,
+        span_score=best.score,
         null_score=prediction.null_score,
         method=settings.method,
         reference=settings.reference,

@@ -37,7 +37,7 @@ class Prediction:
     """What the reader says to one question, before the null threshold is applied."""
 
     question: Question
-    spans: list[Span]  # n-best, the best first; empty only if no window has an allowed span
+    spans: list[Span]  # n-best, the best first; never empty
     null_score: float  # the smallest start + end logit of [CLS] over the windows
     null_window: int
 
@@ -57,12 +57,12 @@ class Prediction:
     @property
     def null_margin(self) -> float:
         """Null score minus the score of the best span."""
-        return self.null_score - self.spans[0].score if self.spans else math.inf
+        return self.null_score - self.spans[0].score
 
     @property
     def na_prob(self) -> float:
         """Probability of "no answer" against the best span: the logistic function of the margin."""
-        return 1 / (1 + math.exp(-self.null_margin)) if self.null_margin > -700 else 0.0
+        return (1 + math.tanh(self.null_margin / 2)) / 2
 
     def answer(self, null_threshold: float) -> str:
         """The best span's text, or the empty string where the margin is above the threshold."""
@@ -148,12 +148,10 @@ def tune_null_threshold(predictions: Sequence[Prediction]) -> tuple[float, float
     Candidates lie midway between neighbouring margins, so that the choice does not hang on one
     question's exact score; of equally good ones the one nearest to 0 is taken.
     """
-    margins = sorted({p.null_margin for p in predictions if math.isfinite(p.null_margin)})
-    if not margins:
-        return 0.0, 100 * float(np.mean([question_scores(p.question, "")[1] for p in predictions]))
+    margins = sorted({p.null_margin for p in predictions})
     candidates = [0.0, margins[0] - 1, margins[-1] + 1]
     candidates += [(low + high) / 2 for low, high in pairwise(margins)]
-    answered = np.array([question_scores(p.question, p.spans[0].text if p.spans else "")[1] for p in predictions])
+    answered = np.array([question_scores(p.question, p.spans[0].text)[1] for p in predictions])
     unanswered = np.array([question_scores(p.question, "")[1] for p in predictions])
     margin = np.array([p.null_margin for p in predictions])
     scores = {c: 100 * float(np.where(margin > c, unanswered, answered).mean()) for c in candidates}

@@ -172,7 +172,9 @@ def finetune(
     )
     trainer.train(resume_from_checkpoint=resume)
     shutil.rmtree(checkpoints, ignore_errors=True)
-    return model.eval(), tokenizer, trainer.state.log_history
+    # Without the wrapper that autocasts to bfloat16.
+    best = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+    return best.eval(), tokenizer, trainer.state.log_history
 
 
 def run_name(weights: str, train: Sequence[Question], settings: ReaderSettings, training: Training) -> str:

@@ -26,19 +26,17 @@ WIDTH = 10.0  # inches
 MARGIN = 0.3
 SIZE = 11.0  # points
 LINE = 0.31  # inches from line to line
-SATURATED = 99.0  # percentile of the absolute word scores at which the colour scale ends
-UNIT = "contribution to start + end logit"
+UNIT = "contribution to start + end logit (colour: square root)"
 
 
-def scale_limit(attribution: Attribution) -> float:
-    """Where the shared colour scale of one question's figures ends.
+def shared_scale(attribution: Attribution) -> Normalize:
+    """The colour scale of all of one question's figures: symmetric, to its largest word score at any layer.
 
-    A percentile, not the maximum: at the last layer everything stands on the first and last token of the
-    answer, and their scores would leave all other layers white. What lies beyond gets the end's colour,
-    and the scale bar says so by its pointed ends.
+    The colour follows the square root of the score. In the last layers nearly everything stands on the two ends
+    of the answer; on a linear scale their scores would leave the words of all other layers white.
     """
-    scores = np.abs(word_scores(words_of(attribution), attribution.scores[1:]))
-    return float(np.percentile(scores, SATURATED))
+    scores = word_scores(words_of(attribution), attribution.scores)
+    return theme.symmetric(float(np.abs(scores).max()), root=True)
 
 
 @dataclass(frozen=True)
@@ -127,27 +125,27 @@ def _scale_bar(
     norm: Normalize,
     label: str,
     bottom: float,
-    extend: str,
     ticks: list[float] | None = None,
 ) -> None:
     height = figure.get_size_inches()[1]
-    axes = figure.add_axes((0.3, bottom / height, 0.4, 0.13 / height))
-    bar = figure.colorbar(ScalarMappable(norm, cmap), cax=axes, orientation="horizontal", extend=extend, ticks=ticks)
+    axes = figure.add_axes((0.25, bottom / height, 0.5, 0.13 / height))
+    bar = figure.colorbar(ScalarMappable(norm, cmap), cax=axes, orientation="horizontal", ticks=ticks or _ticks(norm))
+    bar.ax.xaxis.set_major_formatter(lambda value, _: f"{value + 0.0:g}")
+    bar.minorticks_off()
     bar.set_label(label, size=9)
     bar.ax.tick_params(labelsize=8)
     bar.outline.set_linewidth(0.6)
 
 
+def _ticks(norm: Normalize) -> list[float]:
+    """Round numbers near the ends of a square-root scale, and near half and a quarter of its colours."""
+    sizes = [float(f"{(norm.vmax or 1.0) / part:.0e}") for part in (1, 4, 16)]
+    return sorted({sign * size + 0.0 for size in [*sizes, 0.0] for sign in (-1, 1) if size <= (norm.vmax or 1.0)})
+
+
 def _target_words(attribution: Attribution, words: Sequence[Word]) -> set[int]:
     span = range(attribution.start, attribution.end + 1)
     return {index for index, word in enumerate(words) if any(token in span for token in word.tokens)}
-
-
-def _extend(scores: NDArray[np.float64], norm: Normalize) -> str:
-    below, above = scores.min() < (norm.vmin or 0), scores.max() > (norm.vmax or 0)
-    return {(True, True): "both", (True, False): "min", (False, True): "max", (False, False): "neither"}[
-        bool(below), bool(above)
-    ]
 
 
 def _headline(figure: Figure, attribution: Attribution, title: str, from_top: float = 0.36) -> None:
@@ -165,10 +163,10 @@ def layer(attribution: Attribution, row: int, cmap: Colormap) -> Figure:
     placed, lines = _flow(words, WIDTH - 2 * MARGIN, SIZE)
     height = 0.55 + lines * LINE + 0.85
     figure = plt.figure(figsize=(WIDTH, height))
-    norm = theme.symmetric(scale_limit(attribution))
+    norm = shared_scale(attribution)
     _headline(figure, attribution, "Embedding output" if row == 0 else f"Layer {row} of {attribution.layers}")
     _draw_text(figure, placed, height - 0.5, all_scores[row], cmap, norm, _target_words(attribution, words))
-    _scale_bar(figure, cmap, norm, UNIT, 0.5, _extend(all_scores[1:], norm))
+    _scale_bar(figure, cmap, norm, UNIT, 0.5)
     return figure
 
 
@@ -194,7 +192,7 @@ def output(attribution: Attribution, cmap: Colormap) -> Figure:
     panels = (
         (
             contribution,
-            theme.symmetric(scale_limit(attribution)),
+            shared_scale(attribution),
             UNIT,
             "Output: the span's own logits (by construction)",
         ),
@@ -211,7 +209,7 @@ def output(attribution: Attribution, cmap: Colormap) -> Figure:
         _headline(figure, attribution, title, height - top + 0.36)
         _draw_text(figure, placed, top - 0.5, scores, cmap, norm, target)
         ticks = [0, 0.5, 1] if number else None
-        _scale_bar(figure, cmap, norm, label, top - block + 0.5, _extend(scores, norm), ticks)
+        _scale_bar(figure, cmap, norm, label, top - block + 0.5, ticks)
         if number:
             figure.axes[-1].set_xlim(0, 1)  # there are no negative probabilities
     return figure
@@ -233,7 +231,7 @@ def overview(attribution: Attribution, cmap: Colormap, columns: int = 40) -> Fig
     block_height = rows * cell + label
     height = 0.55 + len(blocks) * block_height + 0.75
     figure = plt.figure(figsize=(width, height))
-    norm = theme.symmetric(scale_limit(attribution))
+    norm = shared_scale(attribution)
     target = _target_words(attribution, words)
     for number, block in enumerate(blocks):
         top = height - 0.5 - number * block_height
@@ -257,7 +255,7 @@ def overview(attribution: Attribution, cmap: Colormap, columns: int = 40) -> Fig
         if number == 0:
             axes.set_ylabel("layer", size=8)
     _headline(figure, attribution, "All layers (words of the answer in bold)")
-    _scale_bar(figure, cmap, norm, UNIT, 0.45, _extend(scores[1:], norm))
+    _scale_bar(figure, cmap, norm, UNIT, 0.45)
     return figure
 
 

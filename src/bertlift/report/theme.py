@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import matplotlib as mpl
-from matplotlib.colors import LinearSegmentedColormap, Normalize, is_color_like, to_rgb
+import numpy as np
+from matplotlib.colors import FuncNorm, LinearSegmentedColormap, Normalize, is_color_like, to_rgb
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from bertlift.config import Colors
 from bertlift.config import Report as Settings
@@ -52,10 +54,26 @@ def diverging(colors: Colors) -> LinearSegmentedColormap:
     return LinearSegmentedColormap.from_list("bertlift", [colors.negative, colors.zero, colors.positive], N=257)
 
 
-def symmetric(limit: float) -> Normalize:
-    """A scale from ``-limit`` to ``limit``, so that zero has the middle colour."""
+def symmetric(limit: float, *, root: bool = False) -> Normalize:
+    """A scale from ``-limit`` to ``limit``, so that zero has the middle colour.
+
+    Args:
+        limit: where the colours end.
+        root: whether the colour follows the square root of the size, so that scores a hundred times smaller
+            than the largest can still be seen (a tenth of its colour).
+    """
     limit = limit if limit > 0 else 1.0
-    return Normalize(-limit, limit)
+    if not root:
+        return Normalize(-limit, limit)
+    return FuncNorm((_signed_root, _signed_square), -limit, limit)
+
+
+def _signed_root(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(np.sign(values) * np.sqrt(np.abs(values)))
+
+
+def _signed_square(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(np.sign(values) * np.square(values))
 
 
 def ink_on(color: tuple[float, float, float, float]) -> str:
