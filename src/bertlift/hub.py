@@ -8,10 +8,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
-    HfHubHTTPError,
     HFValidationError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -46,7 +43,7 @@ def snapshot(repo_id: str, revision: str, kind: str, patterns: Sequence[str]) ->
         raise InputError(f"{what}: no such {kind} on {HfApi().endpoint}; check the id") from error
     except RevisionNotFoundError as error:
         raise InputError(f"{what}: no such revision; give a branch, a tag or a commit hash") from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, HfHubHTTPError, OSError) as error:
+    except Exception as error:  # offline, refused, timed out, proxies, ...: each has an exception of its own
         raise InputError(
             f"{what}: not in the local cache, and the hub cannot be reached; unset HF_HUB_OFFLINE and connect, "
             f"set HF_ENDPOINT to a mirror, or use local files (reader.path=DIR, data=squad_json)"

@@ -56,6 +56,7 @@ def deeplift(model: Any, inputs: Mapping[str, Tensor], reference: Tensor, start:
     """
     others = {key: value for key, value in inputs.items() if key != "input_ids"}
     rows = torch.arange(reference.shape[0], device=reference.device)
+    start, end = start.to(reference.device), end.to(reference.device)
     embed = model.get_input_embeddings()
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

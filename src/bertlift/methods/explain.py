@@ -21,16 +21,18 @@ from bertlift.reader.windows import Window, batches, collate, windows_of
 METHODS = ("deeplift",)
 
 
-def target_of(prediction: Prediction, null_threshold: float) -> tuple[int, int, int] | None:
-    """The window number and the span (start, end) to explain: the predicted answer.
+def target_of(prediction: Prediction, reader: Reader) -> tuple[Window, int, int]:
+    """The window and the token positions (start, end) to explain: those of the predicted answer.
 
-    None stands for the null answer: then it is the window of the smallest null score, and ``[CLS]`` for
-    both ends.
+    For the null answer it is the window of the smallest null score, and ``[CLS]`` for both ends.
     """
-    if prediction.answer(null_threshold) == "":
-        return None
+    description = reader.description
+    windows = windows_of(prediction.question, reader.tokenizer, description.max_length, description.doc_stride)
+    if prediction.answer(description.null_threshold) == "":
+        window = windows[prediction.null_window]
+        return window, window.cls, window.cls
     best = prediction.spans[0]
-    return best.window, best.start, best.end
+    return windows[best.window], best.start, best.end
 
 
 def explain(
@@ -55,17 +57,8 @@ def explain(
     """
     if settings.method not in METHODS:
         raise InputError(f"attribution.method is {settings.method!r}; allowed: {', '.join(METHODS)}")
-    description = reader.description
-    threshold = description.null_threshold
-    targets: list[tuple[Window, int, int]] = []
-    for prediction in predictions:
-        target = target_of(prediction, threshold)
-        number = prediction.null_window if target is None else target[0]
-        window = windows_of(prediction.question, reader.tokenizer, description.max_length, description.doc_stride)[
-            number
-        ]
-        start, end = (window.cls, window.cls) if target is None else target[1:]
-        targets.append((window, start, end))
+    threshold = reader.description.null_threshold
+    targets = [target_of(prediction, reader) for prediction in predictions]
     found: dict[int, Attribution] = {}
     model = copy.deepcopy(reader.model).double()
     chosen = [window for window, _, _ in targets]

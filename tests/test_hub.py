@@ -1,0 +1,167 @@
+"""Readers and data sets from a hub: what is fetched, what is recorded, what is said when it cannot be had.
+
+The hub's library reads its environment when it is imported, so the code under test runs in processes of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conftest import ROOT
+from hub_server import COMMIT, serving
+
+SAFE = ("*.safetensors", "*.json")
+
+
+def parquet(rows):
+    table = pa.Table.from_pylist(
+        [
+            {
+                "id": identity,
+                "title": title,
+                "context": "The Danube ends in the Black Sea.",
+                "question": "Where does it end?",
+                "answers": {"text": texts, "answer_start": [19 for _ in texts]},
+            }
+            for identity, title, texts in rows
+        ]
+    )
+    stream = io.BytesIO()
+    pq.write_table(table, stream)
+    return stream.getvalue()
+
+
+@pytest.fixture
+def hub(tiny_reader):
+    files = {path.name: path.read_bytes() for path in tiny_reader.iterdir()}
+    dangerous = {"pytorch_model.bin": b"pickle", "modeling_evil.py": b"import os"}
+    squad = {
+        "README.md": b"squad",
+        "squad_v2/train-00000-of-00001.parquet": parquet([("t1", "Rivers", ["the Black Sea"]), ("t2", "Rivers", [])]),
+        "squad_v2/validation-00000-of-00001.parquet": parquet([("v1", "Seas", ["the Black Sea"])]),
+    }
+    repositories = {
+        "models/us/reader": files | dangerous,
+        "models/us/pickle": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
+        "datasets/us/squad": squad,
+    }
+    with serving(repositories) as running:
+        yield running
+
+
+def run(code, tmp_path, address, **environment):
+    """Run code in a process of its own; what it puts into ``said`` comes back."""
+    script = (
+        "import json, sys\nfrom pathlib import Path\nfrom bertlift.errors import InputError\n"
+        "from bertlift.hub import snapshot\nsaid = []\n"
+        "def refused(what, *args, **kwargs):\n"
+        "    try:\n        what(*args, **kwargs)\n"
+        "    except InputError as error:\n        said.append(str(error))\n"
+        "    else:\n        said.append('was not refused')\n"
+        f"{textwrap.dedent(code)}\nprint('\\n' + json.dumps(said))\n"
+    )
+    # No proxy may stand between this process and the server beside it.
+    clean = {
+        key: value for key, value in os.environ.items() if "proxy" not in key.lower() and not key.startswith("HF_")
+    }
+    settings = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=clean | settings | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_snapshot_holds_the_asked_files_only_tells_its_commit_and_stays_for_offline_use(hub, tmp_path):
+    code = f"""
+        path, commit = snapshot("us/reader", "main", "model", {SAFE})
+        said += [commit, sorted(file.name for file in path.iterdir())]
+    """
+    commit, files = run(code, tmp_path, hub.address)
+    assert commit == COMMIT
+    assert "model.safetensors" in files
+    assert not {"pytorch_model.bin", "modeling_evil.py"} & {*files, *hub.fetched}
+    fetched = len(hub.fetched)
+    assert run(code, tmp_path, hub.address, HF_HUB_OFFLINE="1") == [commit, files]
+    assert len(hub.fetched) == fetched
+
+
+def test_what_cannot_be_had_is_said_in_one_line(hub, tmp_path):
+    code = f"""
+        refused(snapshot, "us/nothing", "main", "model", {SAFE})
+        refused(snapshot, "us/reader", "v9", "model", {SAFE})
+        refused(snapshot, "not an id", "main", "model", {SAFE})
+    """
+    nothing, revision, identity = run(code, tmp_path, hub.address)
+    assert nothing == f"hub model 'us/nothing' at revision 'main': no such model on {hub.address}; check the id"
+    assert revision == "hub model 'us/reader' at revision 'v9': no such revision; give a branch, a tag or a commit hash"
+    assert identity == "hub model 'not an id' at revision 'main': not a repository id; allowed: owner/name"
+
+
+@pytest.mark.parametrize("offline", [{"HF_HUB_OFFLINE": "1"}, {}])
+def test_without_a_hub_it_says_what_to_set(tmp_path, offline):
+    (said,) = run(f'refused(snapshot, "us/reader", "main", "model", {SAFE})', tmp_path, "http://127.0.0.1:9", **offline)
+    assert said.startswith(
+        "hub model 'us/reader' at revision 'main': not in the local cache, and the hub cannot be reached"
+    )
+    for what in ("unset HF_HUB_OFFLINE", "HF_ENDPOINT", "reader.path=DIR", "data=squad_json"):
+        assert what in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_hub_reader_is_loaded_with_its_commit_and_a_pickle_is_refused(hub, tmp_path):
+    code = """
+        from bertlift.config import Reader
+        from bertlift.reader.load import find, load_model
+        source = find(Reader(name="x", hub="us/reader"))
+        model, tokenizer = load_model(source.directory, new_head=False)
+        said += [source.origin, source.commit, type(model).__name__]
+        refused(find, Reader(name="x", hub="us/pickle"))
+    """
+    origin, commit, name, pickle = run(code, tmp_path, hub.address)
+    assert (origin, commit, name) == ("hub us/reader", COMMIT, "BertForQuestionAnswering")
+    assert pickle.startswith(
+        f"reader: hub model 'us/pickle' at {COMMIT} has no *.safetensors; pickled weights are never"
+    )
+    assert "pytorch_model.bin" not in hub.fetched
+
+
+def test_a_hub_data_set_becomes_squad_files_with_their_commit(hub, tmp_path):
+    code = f"""
+        from bertlift.config import HubData, load_params
+        from bertlift.stages.download import download
+        config = load_params({str(ROOT / "params.yaml")!r})
+        config.data.hub["ours"] = HubData("us/squad", showcase=["t1"])
+        download(config, "ours")
+        config.data.hub["none"] = HubData("us/squad", showcase=["t9"])
+        refused(download, config, "none")
+        config.data.hub["split"] = HubData("us/squad", train="training")
+        refused(download, config, "split")
+    """
+    missing, split = run(code, tmp_path, hub.address)
+    assert missing == "data.hub.none.showcase: no question t9 in 'us/squad'"
+    assert split == "hub dataset 'us/squad' has no split 'training' as parquet; it has: train, validation"
+    from bertlift.squad.schema import read_squad
+
+    made = tmp_path / "data/hub/ours"
+    assert [(q.id, q.golds) for q in read_squad(made / "train.json")] == [("t1", ["the Black Sea"]), ("t2", [])]
+    assert [q.id for q in read_squad(made / "dev.json")] == ["v1"]
+    assert [q.id for q in read_squad(made / "showcase.json")] == ["t1"]
+    source = json.loads((made / "source.json").read_text(encoding="utf-8"))
+    assert source == {"id": "us/squad", "revision": "main", "commit": COMMIT}
+    assert not (tmp_path / "data/hub/none").exists()

