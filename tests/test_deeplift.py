@@ -215,7 +215,7 @@ def test_without_non_linearities_it_is_gradient_times_difference():
         (torch.sin, "sin"),
         (torch.exp, "exp"),
         (lambda hidden: hidden**2, "pow"),
-        (lambda hidden: hidden / (1 + hidden.detach().abs()) / hidden.sum(), "div"),
+        (lambda hidden: hidden / hidden.sum(), "div"),
         (lambda hidden: hidden.abs(), "abs"),
         (lambda hidden: hidden.max(-1, keepdim=True).values + hidden, "max"),
         (lambda hidden: hidden.clamp(min=0), "clamp"),
@@ -242,6 +242,38 @@ def test_another_path_than_the_references_is_noticed():
 def test_products_and_activations_of_a_toy_add_up():
     found = explain_toy(lambda hidden: torch.tanh(hidden) * hidden + hidden.softmax(-1) * 3)
     assert relative(found) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda hidden: torch.nn.functional.linear(hidden, hidden[0, :4]),
+        lambda hidden: torch.nn.functional.layer_norm(hidden, (4,), hidden[0, 0], hidden[0, 1]),
+        lambda hidden: hidden * (torch.arange(6) % 2 == 0)[None, :, None],
+        lambda hidden: hidden @ hidden.transpose(-1, -2) @ hidden,
+        lambda hidden: torch.nn.functional.silu(hidden) / 2 - hidden,
+        lambda hidden: torch.nn.functional.gelu(hidden, approximate="tanh") + torch.zeros_like(hidden),
+    ],
+    ids=["computed weight", "computed norm", "mask", "three factors", "silu", "gelu"],
+)
+def test_factors_that_are_computed_themselves_add_up(between):
+    assert relative(explain_toy(between)) < 1e-9
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda hidden: hidden + torch.sin(hidden.detach()),
+        lambda hidden: hidden * float(hidden[0, 0, 0]),
+        lambda hidden: torch.where(hidden > 0, hidden, 0),
+        lambda hidden: hidden.gather(-1, hidden.argmax(-1, keepdim=True)) + hidden,
+        lambda hidden: torch.nn.functional.dropout(hidden, 0.5),
+    ],
+    ids=["detach", "a number taken out", "a condition", "an index", "dropout that stays on"],
+)
+def test_what_would_go_unseen_is_refused(between):
+    with pytest.raises(UnsupportedOperationError):
+        explain_toy(between)
 
 
 @pytest.mark.parametrize("name", ["mask", "pad", "unk"])

@@ -79,8 +79,17 @@ def _elementwise(tape: Tape, func: Callable[..., Tensor], x: Tensor, *args: Any,
 def _product(tape: Tape, func: Callable[..., Tensor], a: Any, b: Any) -> Tensor:
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return func(a, b)  # a number times a tensor is linear
+    # A Boolean mask counts as 0 and 1: the mean of two Booleans would be 1/2.
+    a, b = (each if each.is_floating_point() else each.to(torch.result_type(a, b)) for each in (a, b))
     a0, b0 = tape.swap("mul", a, b)
-    return a * b if tape.recording else Product.apply(a, b, a0, b0)
+    product: Tensor = a * b if tape.recording else Product.apply(a, b, a0, b0)
+    return product
+
+
+def _quotient(tape: Tape, func: Callable[..., Tensor], a: Tensor, b: Any) -> Tensor:
+    if isinstance(b, Tensor) and b.requires_grad and not isinstance(b, torch.nn.Parameter):
+        raise UnsupportedOperationError("div by a computed tensor; DeepLIFT here knows division by constants only")
+    return func(a, b)
 
 
 def _matmul(tape: Tape, func: Callable[..., Tensor], a: Tensor, b: Tensor) -> Tensor:
@@ -88,6 +97,21 @@ def _matmul(tape: Tape, func: Callable[..., Tensor], a: Tensor, b: Tensor) -> Te
         raise UnsupportedOperationError("matmul of a vector; DeepLIFT here knows matrices, (..., n, k) @ (..., k, m)")
     a0, b0 = tape.swap("matmul", a, b)
     return a @ b if tape.recording else Matmul.apply(a, b, a0, b0)
+
+
+def _linear(tape: Tape, func: Callable[..., Tensor], x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if isinstance(weight, torch.nn.Parameter):
+        return func(x, weight, bias)
+    y = _matmul(tape, torch.matmul, x, weight.transpose(-1, -2))  # computed weights are a factor like any other
+    return y if bias is None else y + bias
+
+
+def _dropout(
+    tape: Tape, func: Callable[..., Tensor], x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
+    if p and training:
+        raise UnsupportedOperationError("dropout that evaluation mode does not switch off")
+    return x
 
 
 def _softmax(tape: Tape, func: Callable[..., Tensor], x: Tensor, dim: int | None = None, **kwargs: Any) -> Tensor:
@@ -109,6 +133,10 @@ def _layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
+    if any(each is not None and not isinstance(each, torch.nn.Parameter) for each in (weight, bias)):
+        plain = _layer_norm(tape, func, x, normalized_shape, None, None, eps)
+        plain = plain if weight is None else _product(tape, torch.mul, plain, weight)
+        return plain if bias is None else plain + bias
     (x0,) = tape.swap("layer_norm", x)
     dims = tuple(range(-len(normalized_shape), 0))
     if tape.recording:
@@ -144,11 +172,14 @@ def _attention(
 _TENSOR_FUNCTIONS = (Tensor.tanh, Tensor.relu, Tensor.sigmoid)
 _RULES: dict[Callable[..., Any], Callable[..., Tensor]] = {
     F.layer_norm: _layer_norm,
+    F.linear: _linear,
+    F.dropout: _dropout,
     F.softmax: _softmax,
     torch.softmax: _softmax,
     Tensor.softmax: _softmax,
     F.scaled_dot_product_attention: _attention,
     **dict.fromkeys((torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm, Tensor.__matmul__), _matmul),
+    **dict.fromkeys((torch.div, Tensor.div, Tensor.__truediv__), _quotient),
     **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), _product),
     **dict.fromkeys(
         (F.gelu, F.relu, F.silu, F.tanh, F.sigmoid, torch.tanh, torch.relu, torch.sigmoid, *_TENSOR_FUNCTIONS),
@@ -158,10 +189,11 @@ _RULES: dict[Callable[..., Any], Callable[..., Tensor]] = {
 
 # Linear in what they are given (dropout is off), or only asking about it.
 _LINEAR = frozenset(
-    "linear embedding dropout add __add__ __radd__ sub __sub__ neg __neg__ "
+    "embedding add __add__ __radd__ sub __sub__ neg __neg__ "
     "view reshape transpose permute contiguous flatten unflatten squeeze unsqueeze expand expand_as split chunk "
     "unbind cat stack select __getitem__ index_select gather clone to float double type_as sum mean "
-    "size dim numel __len__ __get__ stride is_contiguous data_ptr requires_grad_ detach".split()
+    "size dim numel __len__ __get__ stride is_contiguous data_ptr requires_grad_ is_floating_point "
+    "zeros_like ones_like empty_like full_like new_zeros new_ones new_empty new_full new_tensor".split()
 )
 
 
@@ -182,12 +214,7 @@ class _Mode(TorchFunctionMode):
             return rule(self.tape, func, *args, **kwargs)
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
-        if (
-            not self.tape.recording
-            and name not in _LINEAR
-            and any(isinstance(each, Tensor) and each.requires_grad for each in _flat(result))
-            and any(each.requires_grad for each in floats)
-        ):
+        if not self.tape.recording and name not in _LINEAR and any(each.requires_grad for each in floats):
             raise UnsupportedOperationError(
                 f"{resolve_name(func) or name}: DeepLIFT has no rule for this operation, and without one the scores "
                 f"would not add up; known are linear operations, {', '.join(sorted(_rule_names()))}"
