@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
+import os
 from collections import Counter
 
 import pytest
@@ -77,6 +79,15 @@ QUESTION = ": article 'Rivers': question q1: "
             lambda d, a, p, q: q[0]["answers"][0].update(answer_start="x"),
             QUESTION + "'answer_start' must be int, found str",
         ),
+        (
+            lambda d, a, p, q: q[0]["answers"][0].update(answer_start=True),
+            QUESTION + "'answer_start' must be int, found bool",
+        ),
+        (lambda d, a, p, q: q[0].update(question="\ud800?"), QUESTION + "'question' holds half a surrogate pair"),
+        (
+            lambda d, a, p, q: q[0].update(id="a\nb"),
+            ": article 'Rivers': paragraph 0: 'id' must be printable, found 'a\\nb'",
+        ),
         (lambda d, a, p, q: q[0]["answers"][0].pop("text"), QUESTION + "key 'text' is missing"),
         (lambda d, a, p, q: q[0].update(answers=[]), QUESTION + "there is no answer; set is_impossible"),
         (
@@ -133,6 +144,11 @@ def test_broken_json_names_line_and_column(tmp_path):
     file = saved(tmp_path / "broken.json", '{"data": [\n  {"title": }\n]}')
     with pytest.raises(InputError, match=r"broken\.json: not valid JSON: Expecting value at line 2, column 13"):
         read_squad(file)
+
+
+def test_json_that_is_nested_too_deeply_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"deep\.json: not valid JSON for SQuAD: it is nested too deeply"):
+        read_squad(saved(tmp_path / "deep.json", "[" * 100_000))
 
 
 def test_missing_and_unreadable_files(tmp_path):
@@ -222,6 +238,25 @@ def test_a_directory_is_replaced_whole_or_not_at_all(tmp_path):
         write_text(new / "other", "half")
         raise RuntimeError
     assert [path.name for path in tmp_path.rglob("*")] == ["folder", "deep", "new"]
+
+
+def test_if_the_last_step_fails_the_old_directory_is_back(tmp_path, monkeypatch):
+    write_text(tmp_path / "old/file", "old")
+    replace = os.replace
+
+    def full(source, target):
+        if str(target) == str(tmp_path / "old"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"), replacing(tmp_path / "old") as new:
+        write_text(new / "file", "new")
+    assert (tmp_path / "old/file").read_text() == "old"
+    monkeypatch.undo()
+    with replacing(tmp_path / "old") as new:
+        write_text(new / "file", "new")
+    assert [path.name for path in tmp_path.rglob("*")] == ["old", "file"]
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="real SQuAD 2.0 data is not here")

@@ -6,19 +6,22 @@ so a key that is misspelt or of the wrong type is refused with its path and the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Optional, cast, get_type_hints
+from typing import Any, Optional, cast, get_args, get_origin, get_type_hints
 
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from bertlift.errors import InputError
 
 # OmegaConf reads these annotations at run time and knows ``Optional`` but not ``X | None``.
 # ruff: noqa: UP045
 
+# What OmegaConf raises for a key that the schema does not have.
+UNKNOWN_KEY = (ConfigAttributeError, ConfigKeyError)
 # Settings that name files of the user's.
 FILE_KEYS = ("data.train", "data.dev", "data.showcase", "reader.path")
 
@@ -155,16 +158,20 @@ def allowed_keys(path: str) -> tuple[str, list[str]]:
 
     >>> allowed_keys("analysis.map.neighbours")
     ('analysis.map', ['min_dist', 'neighbors', 'seed'])
+    >>> allowed_keys("data.hub.squad_v2.split")
+    ('data.hub.squad_v2', ['dev', 'id', 'revision', 'showcase', 'train'])
     """
-    node: Any = Config
-    known: list[str] = []
-    for part in path.split("."):
-        inner = get_type_hints(node).get(part) if is_dataclass(node) else None
-        if not (isinstance(inner, type) and is_dataclass(inner)):
+    kind: Any = Config
+    node, known = kind, ""
+    walked: list[str] = []
+    for part in path.split(".")[:-1]:
+        kind = get_args(kind)[1] if get_origin(kind) is dict else get_type_hints(kind).get(part)
+        if not is_dataclass(kind) and get_origin(kind) is not dict:
             break
-        node = inner
-        known.append(part)
-    return ".".join(known), sorted(each.name for each in fields(node))
+        walked.append(part)
+        if is_dataclass(kind):
+            node, known = kind, ".".join(walked)
+    return known, sorted(each.name for each in fields(node))
 
 
 def unknown_key(path: str, where: str) -> str:
@@ -203,14 +210,33 @@ def _check_ranges(config: Config, where: str) -> None:
         "report.dpi": (config.report.dpi, 40),
     }
     for key, (value, least) in at_least.items():
+        if value is not None and math.isinf(value):
+            raise InputError(f"{where}: {key} is {value}; allowed: a finite number")
         if value is not None and not value >= least:
             raise InputError(f"{where}: {key} is {value}; allowed: {least} or more")
-    if not config.training.epochs > 0:
-        raise InputError(f"{where}: training.epochs is {config.training.epochs}; allowed: more than 0")
+    if not 0 < config.training.epochs < math.inf:
+        raise InputError(f"{where}: training.epochs is {config.training.epochs}; allowed: more than 0, and finite")
+    if config.reader.path is None and config.reader.hub is None and config.reader.package is None:
+        raise InputError(f"{where}: reader.path: missing; give a checkpoint directory, or reader.hub or reader.package")
     for name in ("warmup", "calibration", "dropout"):
         share = getattr(config.training, name)
         if not 0 <= share < 1:
             raise InputError(f"{where}: training.{name} is {share}; allowed: 0 up to, not including, 1")
+
+
+def _check_shape(kind: Any, values: Any, where: str, path: str = "") -> None:
+    """Refuse a section that is no mapping, and a value still to be given, which merging would pass over."""
+    if values == MISSING:
+        raise InputError(f"{where}: {path}: missing mandatory value; give one")
+    inner = get_type_hints(kind) if is_dataclass(kind) else {}
+    if not isinstance(values, Mapping):
+        if inner or get_origin(kind) is dict:
+            keys = f"; allowed keys: {', '.join(sorted(inner))}" if inner else ""
+            raise InputError(f"{where}: {path}: expected a mapping, found {values!r}{keys}")
+        return
+    for key, value in values.items():
+        below = get_args(kind)[1] if get_origin(kind) is dict else inner.get(key)
+        _check_shape(below, value, where, f"{path}.{key}".lstrip("."))
 
 
 def typed(values: Any, where: str) -> Config:
@@ -220,13 +246,14 @@ def typed(values: Any, where: str) -> Config:
         InputError: for an unknown key, a value of the wrong type or out of range, or a key without
             a value, each with ``where`` (the file) and the key's path.
     """
+    _check_shape(Config, OmegaConf.to_container(values) if isinstance(values, DictConfig) else values, where)
     try:
         merged = OmegaConf.merge(OmegaConf.structured(Config), values)
         OmegaConf.resolve(merged)
         config = cast(Config, OmegaConf.to_object(merged))
     except OmegaConfBaseException as error:
         key = str(getattr(error, "full_key", "") or "")
-        if "not in" in str(error) and key:
+        if isinstance(error, UNKNOWN_KEY) and key:
             raise InputError(unknown_key(key, where)) from error
         first = str(error).splitlines()[0]
         raise InputError(f"{where}: {key or 'configuration'}: {first}") from error

@@ -23,12 +23,17 @@ def replacing(path: Path | str) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        new = scratch / target.name
+        new, aside = scratch / target.name, scratch / f"{target.name}.old"
         yield new
         if new.is_dir() and target.is_dir():
             # rename() cannot replace a directory that holds files: step the old one aside first.
-            os.rename(target, scratch / "old")
-        os.replace(new, target)
+            os.rename(target, aside)
+        try:
+            os.replace(new, target)
+        except BaseException:
+            if aside.exists():
+                os.rename(aside, target)
+            raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -18,7 +18,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bertlift.config import Config, check_files, typed, unknown_key
+from bertlift.config import UNKNOWN_KEY, Config, check_files, typed, unknown_key
 from bertlift.errors import InputError
 
 
@@ -54,7 +54,7 @@ def _explained(self: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> Any:
         cause = error.__cause__
         if not isinstance(cause, OmegaConfBaseException) or not cause.full_key:
             raise
-        if str(error).startswith("Could not override"):
+        if isinstance(cause, UNKNOWN_KEY):
             raise _refusal(unknown_key(str(cause.full_key), "configuration")) from error
         raise _refusal(f"configuration: {cause.full_key}: {str(cause.msg).splitlines()[0]}") from error
     if OmegaConf.get_type(composed) is Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from bertlift.errors import InputError
 from bertlift.files import write_json
 
 MOST_FAULTS_SHOWN = 20
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,14 @@ class _Reading:
         if key not in node:
             self.fault(f"key {key!r} is missing", *where)
             return None
-        if not isinstance(node[key], kind):
-            self.fault(f"{key!r} must be {kind.__name__}, found {type(node[key]).__name__}", *where)
+        value = node[key]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):  # Python counts True as an int
+            self.fault(f"{key!r} must be {kind.__name__}, found {type(value).__name__}", *where)
             return None
-        return node[key]
+        if isinstance(value, str) and LONE_SURROGATE.search(value):
+            self.fault(f"{key!r} holds half a surrogate pair, which UTF-8 cannot; found {value[:40]!r}", *where)
+            return None
+        return value
 
     def read(self) -> None:
         try:
@@ -77,6 +83,8 @@ class _Reading:
             return self.fault(f"cannot be read: {error}")
         except json.JSONDecodeError as error:
             return self.fault(f"not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}")
+        except RecursionError:
+            return self.fault("not valid JSON for SQuAD: it is nested too deeply")
         for number, article in enumerate(self.take(root, "data", list) or []):
             title = self.take(article, "title", str, f"article {number}")
             if title is None:
@@ -93,7 +101,9 @@ class _Reading:
             return self.fault("the context is empty", *where)
         for entry in self.take(node, "qas", list, *where) or []:
             identity = self.take(entry, "id", str, *where)
-            if identity is not None:
+            if identity is not None and not identity.isprintable():
+                self.fault(f"'id' must be printable, found {identity!r}", *where)
+            elif identity is not None:
                 self.question(entry, identity, context, title)
 
     def question(self, node: dict[str, Any], identity: str, context: str, title: str) -> None:
