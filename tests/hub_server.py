@@ -13,11 +13,18 @@ from urllib.parse import unquote, urlsplit
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = (
+        64  # a snapshot opens many connections at once; refused ones would be tried again seconds later
+    )
+
+
 class Hub:
     """Repositories ("models/owner/name" or "datasets/owner/name" -> file name -> bytes) and what was asked for."""
 
     def __init__(self, repositories: dict[str, dict[str, bytes]]) -> None:
         self.repositories = repositories
+        self.gated: set[str] = set()  # repositories whose files are not for everybody
         self.fetched: list[str] = []  # paths of files that were downloaded
         self.address = ""
 
@@ -65,7 +72,10 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             """/[datasets/]OWNER/NAME/resolve/REVISION/FILE"""
             kind, rest = ("datasets", parts[1:]) if parts[0] == "datasets" else ("models", parts)
             name = "/".join(rest[4:])
-            body = hub.repositories.get("/".join([kind, *rest[:2]]), {}).get(name)
+            repository = "/".join([kind, *rest[:2]])
+            if repository in hub.gated:
+                return self.answer(403, X_Error_Code="GatedRepo")
+            body = hub.repositories.get(repository, {}).get(name)
             if body is None:
                 return self.answer(404, X_Error_Code="EntryNotFound")
             if self.command == "GET":
@@ -87,7 +97,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
 def serving(repositories: dict[str, dict[str, bytes]]) -> Iterator[Hub]:
     """A running hub."""
     hub = Hub(repositories)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
+    server = Server(("127.0.0.1", 0), _handler(hub))
     hub.address = f"http://127.0.0.1:{server.server_port}"
     thread = Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -80,6 +80,7 @@ REFUSED = [
     ("reader=local", "reader.path: missing; give a checkpoint directory"),
     ("+data.hub={a:{id:b,tran:c}}", "unknown key 'data.hub.a.tran'; allowed under 'data.hub.a': dev, id, revision"),
     ("data.train=none.json", "data.train is 'none.json': no such file or directory in"),
+    ("data.dev=", "data.dev is '': no such file or directory in"),
     ("data.showcase=none.json", "data.showcase is 'none.json': no such file or directory in"),
     ("reader.path=none", "reader.path is 'none': no such file or directory in"),
 ]

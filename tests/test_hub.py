@@ -19,6 +19,7 @@ import pytest
 from conftest import ROOT
 from hub_server import COMMIT, serving
 
+NOWHERE = "http://127.0.0.1:9"  # nothing listens there
 SAFE = ("*.safetensors", "*.json")
 
 
@@ -51,10 +52,12 @@ def hub(tiny_reader):
     }
     repositories = {
         "models/us/reader": files | dangerous,
+        "models/us/gated": files,
         "models/us/pickle": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
         "datasets/us/squad": squad,
     }
     with serving(repositories) as running:
+        running.gated.add("models/us/gated")
         yield running
 
 
@@ -74,13 +77,15 @@ def run(code, tmp_path, address, **environment):
         key: value for key, value in os.environ.items() if "proxy" not in key.lower() and not key.startswith("HF_")
     }
     settings = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1"}
+    # A busy machine is no reason to give up.
+    settings |= {"HF_HUB_ETAG_TIMEOUT": "100", "HF_HUB_DOWNLOAD_TIMEOUT": "100"}
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=tmp_path,
         env=clean | settings | environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -96,9 +101,11 @@ def test_a_snapshot_holds_the_asked_files_only_tells_its_commit_and_stays_for_of
     assert commit == COMMIT
     assert "model.safetensors" in files
     assert not {"pytorch_model.bin", "modeling_evil.py"} & {*files, *hub.fetched}
-    fetched = len(hub.fetched)
+    fetched = list(hub.fetched)
     assert run(code, tmp_path, hub.address, HF_HUB_OFFLINE="1") == [commit, files]
-    assert len(hub.fetched) == fetched
+    assert run(code, tmp_path, NOWHERE) == [commit, files]
+    assert run(code.replace("main", COMMIT), tmp_path, hub.address) == [commit, files]
+    assert hub.fetched == fetched
 
 
 def test_what_cannot_be_had_is_said_in_one_line(hub, tmp_path):
@@ -106,16 +113,18 @@ def test_what_cannot_be_had_is_said_in_one_line(hub, tmp_path):
         refused(snapshot, "us/nothing", "main", "model", {SAFE})
         refused(snapshot, "us/reader", "v9", "model", {SAFE})
         refused(snapshot, "not an id", "main", "model", {SAFE})
+        refused(snapshot, "us/gated", "main", "model", {SAFE})
     """
-    nothing, revision, identity = run(code, tmp_path, hub.address)
+    nothing, revision, identity, gated = run(code, tmp_path, hub.address)
     assert nothing == f"hub model 'us/nothing' at revision 'main': no such model on {hub.address}; check the id"
     assert revision == "hub model 'us/reader' at revision 'v9': no such revision; give a branch, a tag or a commit hash"
     assert identity == "hub model 'not an id' at revision 'main': not a repository id; allowed: owner/name"
+    assert gated == "hub model 'us/gated' at revision 'main': access is restricted; ask for it there and set HF_TOKEN"
 
 
 @pytest.mark.parametrize("offline", [{"HF_HUB_OFFLINE": "1"}, {}])
 def test_without_a_hub_it_says_what_to_set(tmp_path, offline):
-    (said,) = run(f'refused(snapshot, "us/reader", "main", "model", {SAFE})', tmp_path, "http://127.0.0.1:9", **offline)
+    (said,) = run(f'refused(snapshot, "us/reader", "main", "model", {SAFE})', tmp_path, NOWHERE, **offline)
     assert said.startswith(
         "hub model 'us/reader' at revision 'main': not in the local cache, and the hub cannot be reached"
     )
@@ -128,7 +137,7 @@ def test_a_hub_reader_is_loaded_with_its_commit_and_a_pickle_is_refused(hub, tmp
     code = """
         from bertlift.config import Reader
         from bertlift.reader.load import find, load_model
-        source = find(Reader(name="x", hub="us/reader"))
+        source = find(Reader(name="x", hub="us/reader", package="no-such-package"))
         model, tokenizer = load_model(source.directory, new_head=False)
         said += [source.origin, source.commit, type(model).__name__]
         refused(find, Reader(name="x", hub="us/pickle"))
@@ -138,7 +147,15 @@ def test_a_hub_reader_is_loaded_with_its_commit_and_a_pickle_is_refused(hub, tmp
     assert pickle.startswith(
         f"reader: hub model 'us/pickle' at {COMMIT} has no *.safetensors; pickled weights are never"
     )
-    assert "pytorch_model.bin" not in hub.fetched
+    assert len(pickle.splitlines()) == 1
+    # Twice a configuration; of the reader also its weights and its tokenizer. No pickle, no code.
+    assert sorted(hub.fetched) == [
+        "config.json",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
 
 
 def test_a_hub_data_set_becomes_squad_files_with_their_commit(hub, tmp_path):
@@ -165,3 +182,7 @@ def test_a_hub_data_set_becomes_squad_files_with_their_commit(hub, tmp_path):
     source = json.loads((made / "source.json").read_text(encoding="utf-8"))
     assert source == {"id": "us/squad", "revision": "main", "commit": COMMIT}
     assert not (tmp_path / "data/hub/none").exists()
+    assert sorted(hub.fetched) == [
+        "squad_v2/train-00000-of-00001.parquet",
+        "squad_v2/validation-00000-of-00001.parquet",
+    ]

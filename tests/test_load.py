@@ -91,14 +91,15 @@ def test_an_unknown_or_broken_architecture_is_refused(tiny_reader, tmp_path, con
     assert "cannot be loaded for question answering: " in refusal(load_model, place, new_head=False)
 
 
-def test_code_of_a_checkpoint_is_not_run(tiny_reader, tmp_path):
+def test_code_of_a_checkpoint_is_not_run(tiny_reader, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     place = copied(tiny_reader, tmp_path)
     config = json.loads((place / "config.json").read_text())
     config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.C", "AutoModelForQuestionAnswering": "evil.M"}}
     (place / "config.json").write_text(json.dumps(config))
-    (place / "evil.py").write_text("import pathlib; pathlib.Path('ran').touch()\n")
+    (place / "evil.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\n")
     refusal(load_model, place, new_head=False)
-    assert not (ROOT / "ran").exists()
+    assert not (tmp_path / "ran").exists()
 
 
 def test_what_is_saved_reads_just_as_before(tiny_reader, tmp_path, tokenizer):
@@ -109,12 +110,17 @@ def test_what_is_saved_reads_just_as_before(tiny_reader, tmp_path, tokenizer):
     assert not reader.model.training
     inputs = tokenizer("where does it end", "the danube ends in the black sea", return_tensors="pt")
     with torch.no_grad():
-        assert torch.equal(model(**inputs).start_logits, reader.model(**inputs).start_logits)
+        before, after = model(**inputs), reader.model(**inputs)
+    assert torch.equal(before.start_logits, after.start_logits)
+    assert torch.equal(before.end_logits, after.end_logits)
 
 
-def test_dropout_is_set_for_training(tiny_reader):
-    model, _ = load_model(tiny_reader, new_head=False, dropout=0.37)
-    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.37}
+@pytest.mark.parametrize(("asked", "had"), [(0.37, 0.37), (0.0, 0.0), (None, 0.1)])
+def test_dropout_is_set_for_training_and_off_otherwise(tiny_reader, asked, had):
+    model, _ = load_model(tiny_reader, new_head=False, dropout=asked)
+    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {had}
+    assert (model.config.hidden_dropout_prob, model.config.attention_probs_dropout_prob) == (had, had)
+    assert not any(module.training for module in model.modules())
 
 
 def test_a_directory_without_or_with_a_broken_description(tiny_reader, tmp_path):

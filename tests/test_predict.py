@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import chain, pairwise
 
 import numpy as np
@@ -39,19 +40,21 @@ def reader(tiny_reader, tmp_path_factory):
     return load_reader(directory)
 
 
-def test_windows_cover_the_passage_and_overlap_by_the_stride(tokenizer):
-    windows = windows_of(long_question(), tokenizer, 32, 8)
+@pytest.mark.parametrize(("length", "stride"), [(32, 8), (48, 20), (16, 6)])
+def test_windows_cover_the_passage_and_overlap_by_the_stride(tokenizer, length, stride):
+    windows = windows_of(long_question(), tokenizer, length, stride)
     assert len(windows) > 2
     passage = [
         [offset for offset, segment in zip(each.offsets, each.segments, strict=True) if segment == PASSAGE]
         for each in windows
     ]
     for before, after in pairwise(passage):
-        assert before[-8:] == after[:8]
+        assert before[-stride:] == after[:stride]
+        assert not set(before[:-stride]) & set(after)
     whole = tokenizer(LONG, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
     assert sorted(set(chain.from_iterable(passage))) == [tuple(offset) for offset in whole]
     for window in windows:
-        assert len(window.input_ids) <= 32
+        assert len(window.input_ids) <= length
         assert window.input_ids[window.cls] == tokenizer.cls_token_id
         for position, (start, end) in enumerate(window.offsets):
             if window.segments[position] == PASSAGE and window.tokens[position] != "[UNK]":
@@ -77,6 +80,13 @@ def test_labels_are_the_answers_tokens_or_cls_where_the_window_cuts_it_off(token
     assert (held > 0) is (answer is not None)
 
 
+def test_the_label_is_the_first_of_several_golds(tokenizer):
+    golds = tuple(Answer(gold, LONG.index(gold)) for gold in ("silk kite", "Yeast"))
+    (window,) = windows_of(Question("q", "What?", LONG, "All", golds), tokenizer, 128, 8)
+    start, end = window.label()
+    assert LONG[window.offsets[start][0] : window.offsets[end][1]] == "silk kite"
+
+
 def test_a_question_that_leaves_no_room_is_refused(tokenizer):
     question = Question("q9", "Where " * 20 + "?", LONG, "All", ())
     with pytest.raises(InputError) as refused:
@@ -84,6 +94,10 @@ def test_a_question_that_leaves_no_room_is_refused(tokenizer):
     said = str(refused.value)
     assert said.startswith("article 'All': question q9: the question has 21 tokens, which leaves 8 for the passage")
     assert "raise reader.max_length" in said
+    assert len(said.splitlines()) == 1
+    # One token less, and there is just enough: nine tokens of the passage, one of them new.
+    windows = windows_of(Question("q9", "Where " * 20, LONG, "All", ()), tokenizer, 32, 8)
+    assert {each.segments.count(PASSAGE) for each in windows} == {9}
 
 
 def test_a_passage_without_a_token_is_refused(tokenizer):
@@ -93,14 +107,19 @@ def test_a_passage_without_a_token_is_refused(tokenizer):
 
 def test_batches_are_padded_and_hold_every_window_once(tokenizer, questions):
     windows = [window for question in questions for window in windows_of(question, tokenizer, 64, 8)]
-    assert sorted(chain.from_iterable(batches(windows, 3))) == list(range(len(windows)))
+    parts = list(batches(windows, 3))
+    assert sorted(chain.from_iterable(parts)) == list(range(len(windows)))
+    assert max(map(len, parts)) == 3
     padded = collate(windows, tokenizer)
     assert set(padded) == {"input_ids", "attention_mask", "token_type_ids"}
     for row, window in enumerate(windows):
         size = len(window.input_ids)
         assert padded["input_ids"][row].tolist()[:size] == window.input_ids
         assert padded["attention_mask"][row].sum() == size
+        assert padded["attention_mask"][row, :size].all()
         assert (padded["input_ids"][row, size:] == tokenizer.pad_token_id).all()
+        assert padded["token_type_ids"][row].sum() == window.segments.count(PASSAGE) + 1  # and the last [SEP]
+    assert "token_type_ids" not in collate([toy_window(8)], tokenizer)
 
 
 def toy_window(size, question_tokens=2, number=0, identity="toy"):
@@ -137,6 +156,8 @@ def test_decoding_takes_the_best_span_and_the_smallest_null_score_over_windows()
     assert (best.score, best.window, best.start, best.end, best.text) == (4.0, 1, 4, 6, "abc")
     assert first.null_margin == -1.0
     assert second.question.id == "other"
+    assert second.null_score == 1.0
+    assert [span.score for span in decode(windows, logits, 3, 30)[0].spans] == [4.0, 4.0, 4.0]
     assert [span.score for span in first.spans] == sorted((span.score for span in first.spans), reverse=True)
 
 
@@ -152,7 +173,7 @@ def test_no_answer_is_said_above_the_threshold_only():
     assert prediction(np.log(3)).na_prob == pytest.approx(0.75)
     assert prediction(-5000.0).na_prob == 0
     assert prediction(5000.0).na_prob == 1
-    assert Prediction.from_json(one.question, one.to_json()) == one
+    assert Prediction.from_json(one.question, json.loads(json.dumps(one.to_json()))) == one
 
 
 @given(
@@ -173,6 +194,22 @@ def test_the_null_threshold_is_the_best_there_is_and_nearest_to_zero(rows):
     halves = [half / 2 + 0.25 for half in range(-12, 12)]  # between all margins that can occur
     assert score == pytest.approx(max(at(value) for value in halves))
     assert threshold == 0 or at(0.0) < score - 1e-9
+
+
+# Margins, and whether answering is right (+) or there is nothing to answer (-); a question is answered from its margin on.
+@pytest.mark.parametrize(
+    ("rows", "threshold", "score"),
+    [
+        ([(-3, "+"), (3, "-")], 0.0, 100.0),  # anything between
+        ([(3, "+")], 4.0, 100.0),  # anything above
+        ([(-3, "-")], -4.0, 100.0),  # anything below
+        ([(1, "+"), (3, "-"), (4, "+")], 2.0, 200 / 3),  # (1, 3) is as good as above 4
+        ([(-8, "+"), (-6, "-"), (-4, "+"), (-1, "-")], -2.5, 75.0),  # (-4, -1) is as good as (-8, -6)
+    ],
+)
+def test_of_equally_good_null_thresholds_the_one_nearest_to_zero_is_taken(rows, threshold, score):
+    predictions = [prediction(float(margin), golds=("Ann",) if sign == "+" else ()) for margin, sign in rows]
+    assert tune_null_threshold(predictions) == (threshold, pytest.approx(score))
 
 
 def test_the_batch_size_does_not_matter(reader, questions):

@@ -151,6 +151,11 @@ def test_json_that_is_nested_too_deeply_is_refused(tmp_path):
         read_squad(saved(tmp_path / "deep.json", "[" * 100_000))
 
 
+def test_a_number_too_long_for_python_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"long\.json: not valid JSON: Exceeds the limit"):
+        read_squad(saved(tmp_path / "long.json", "9" * 5000))
+
+
 def test_missing_and_unreadable_files(tmp_path):
     with pytest.raises(InputError, match=r"none\.json: no such file; give a SQuAD JSON file or a directory"):
         read_squad(tmp_path / "none.json")

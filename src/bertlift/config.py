@@ -273,7 +273,9 @@ def check_files(config: Config, root: Path, where: str) -> None:
         + ("a checkpoint directory" if key == "reader.path" else "a SQuAD JSON file or a directory of them")
         for key, value in given.items()
         # What the download stage will write need not be there yet.
-        if value is not None and not (key.startswith("data.") and config.data.hub) and not (root / value).exists()
+        if value is not None
+        and not (key.startswith("data.") and config.data.hub)
+        and not (value and (root / value).exists())
     ]
     if faults:
         raise InputError("\n".join(faults))

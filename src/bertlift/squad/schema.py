@@ -85,6 +85,8 @@ class _Reading:
             return self.fault(f"not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}")
         except RecursionError:
             return self.fault("not valid JSON for SQuAD: it is nested too deeply")
+        except ValueError as error:  # a number of thousands of digits
+            return self.fault(f"not valid JSON: {error}")
         for number, article in enumerate(self.take(root, "data", list) or []):
             title = self.take(article, "title", str, f"article {number}")
             if title is None:
@@ -167,12 +169,17 @@ def read_squad(path: Path | str) -> list[Question]:
             first_file.setdefault(question.id, file)
         questions += reading.questions
         faults += reading.faults
-    if faults:
-        more = len(faults) - MOST_FAULTS_SHOWN
-        raise InputError("\n".join(faults[:MOST_FAULTS_SHOWN] + ([f"... and {more} more"] if more > 0 else [])))
+    _refuse(faults)
     if not questions:
         raise InputError(f"{place}: holds no question")
     return questions
+
+
+def _refuse(faults: list[str]) -> None:
+    """Raise if there are faults, with the first ``MOST_FAULTS_SHOWN`` of them."""
+    more = len(faults) - MOST_FAULTS_SHOWN
+    if faults:
+        raise InputError("\n".join(faults[:MOST_FAULTS_SHOWN] + ([f"... and {more} more"] if more > 0 else [])))
 
 
 def check_splits(train: Iterable[Question], dev: Iterable[Question], where: tuple[str, str]) -> None:
@@ -192,8 +199,7 @@ def check_splits(train: Iterable[Question], dev: Iterable[Question], where: tupl
         for q in dev
         if q.id in trained and trained[q.id].title != q.title
     ]
-    if faults:
-        raise InputError("\n".join(faults[:MOST_FAULTS_SHOWN]))
+    _refuse(faults)
 
 
 def spread(questions: list[Question], limit: int | None) -> list[Question]:
