@@ -9,7 +9,7 @@ repro: $(VENV)/installed ## run the study: every figure and the report
 	dvc repro
 
 test: $(VENV)/installed ## run every test
-	python -m pytest
+	python -m pytest -n 2 --dist loadfile
 
 lint: $(VENV)/installed ## formatter, linters, types, and the direction of imports
 	ruff format --check .

@@ -30,7 +30,10 @@ class BertliftConfig(SearchPathPlugin):
 
 
 def _refusal(message: str) -> Exception:
-    """An error that Hydra and, in DVC's process, DVC print as one line."""
+    """An error that Hydra and, in DVC's process, DVC print as one line.
+
+    It is raised from None: DVC would print the causes too.
+    """
     bases: tuple[type, ...] = (ConfigCompositionException,)
     if "dvc.exceptions" in sys.modules:
         bases += (sys.modules["dvc.exceptions"].DvcException,)
@@ -49,14 +52,14 @@ def _explained(self: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> Any:
         if not error.options:
             raise
         choices = ", ".join(error.options)
-        raise _refusal(f"configuration: there is no '{error.missing_cfg_file}'; allowed: {choices}") from error
+        raise _refusal(f"configuration: there is no '{error.missing_cfg_file}'; allowed: {choices}") from None
     except ConfigCompositionException as error:
         cause = error.__cause__
         if not isinstance(cause, OmegaConfBaseException) or not cause.full_key:
             raise
         if isinstance(cause, UNKNOWN_KEY):
-            raise _refusal(unknown_key(str(cause.full_key), "configuration")) from error
-        raise _refusal(f"configuration: {cause.full_key}: {str(cause.msg).splitlines()[0]}") from error
+            raise _refusal(unknown_key(str(cause.full_key), "configuration")) from None
+        raise _refusal(f"configuration: {cause.full_key}: {str(cause.msg).splitlines()[0]}") from None
     if OmegaConf.get_type(composed) is Config:
         plain = OmegaConf.to_container(composed)
         assert isinstance(plain, dict)
@@ -64,10 +67,12 @@ def _explained(self: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> Any:
         try:
             config = typed(plain, "configuration")
             for element in self.config_search_path.get_path():
-                if element.provider in ("main", "command-line"):  # conf/ itself; the project is its parent
-                    check_files(config, Path(str(element.path).removeprefix("file://")).parent, "configuration")
+                folder = str(element.path).removeprefix("file://")
+                # conf/ itself, not a package; the project is its parent.
+                if element.provider in ("main", "command-line") and "://" not in folder:
+                    check_files(config, Path(folder).parent, "configuration")
         except InputError as error:
-            raise _refusal(str(error)) from error
+            raise _refusal(str(error)) from None
     return composed
 
 
