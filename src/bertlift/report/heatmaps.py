@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -48,6 +49,7 @@ class _Placed:
     line: int
 
 
+@lru_cache(maxsize=4096)
 def _text_width(text: str, size: float) -> float:
     """Inches."""
     path = TextPath((0, 0), text or " ", size=size, prop=FontProperties(family="DejaVu Sans"))

@@ -34,7 +34,6 @@ def apply() -> None:
             "axes.spines.right": False,
             "xtick.color": INK,
             "ytick.color": INK,
-            "pdf.fonttype": 42,
             "figure.facecolor": "white",
         }
     )
