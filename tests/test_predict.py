@@ -196,7 +196,7 @@ def test_the_null_threshold_is_the_best_there_is_and_nearest_to_zero(rows):
     assert threshold == 0 or at(0.0) < score - 1e-9
 
 
-# Margins, and whether answering is right (+) or there is nothing to answer (-).
+# Margins, and whether answering is right (+) or there is nothing to answer (-); answered from the margin on.
 # A question is answered from its margin on.
 @pytest.mark.parametrize(
     ("rows", "threshold", "score"),
