@@ -44,7 +44,9 @@ def parquet(rows):
 @pytest.fixture
 def hub(tiny_reader):
     files = {path.name: path.read_bytes() for path in tiny_reader.iterdir()}
-    dangerous = {"pytorch_model.bin": b"pickle", "modeling_evil.py": b"import os"}
+    # Each with bytes of its own: of equal files the hub's library fetches one.
+    names = ("pytorch_model.bin", "modeling_evil.py", "tokenizer_evil.py", "tokenizer.bin", "vocab.pkl")
+    dangerous = {name: name.encode() for name in names}
     squad = {
         "README.md": b"squad",
         "squad_v2/train-00000-of-00001.parquet": parquet([("t1", "Rivers", ["the Black Sea"]), ("t2", "Rivers", [])]),

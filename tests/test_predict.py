@@ -80,6 +80,15 @@ def test_labels_are_the_answers_tokens_or_cls_where_the_window_cuts_it_off(token
     assert (held > 0) is (answer is not None)
 
 
+def test_a_window_that_holds_a_part_of_the_answer_has_no_answer(tokenizer):
+    # Tokens 20 to 31 of the passage; the windows hold 0 to 22, 15 to 37, 30 to 52 and 45 to 62.
+    question = long_question("was formed. Bakers knead the dough for ten minutes. Yeast")
+    windows = windows_of(question, tokenizer, 32, 8)
+    cls = (windows[0].cls, windows[0].cls)
+    front = windows[0].segments.index(PASSAGE)
+    assert [window.label() for window in windows] == [cls, (front + 5, front + 16), cls, cls]
+
+
 def test_the_label_is_the_first_of_several_golds(tokenizer):
     golds = tuple(Answer(gold, LONG.index(gold)) for gold in ("silk kite", "Yeast"))
     (window,) = windows_of(Question("q", "What?", LONG, "All", golds), tokenizer, 128, 8)

@@ -26,9 +26,10 @@ HUB_FILES = (
     "*.safetensors",
     "*.safetensors.index.json",
     "config.json",
-    "tokenizer*",
+    "tokenizer*.json",
     "special_tokens_map.json",
-    "vocab*",
+    "vocab*.txt",
+    "vocab*.json",
 )
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "tf_model.h5", "flax_model.msgpack")
 DESCRIPTION = "reader.json"
