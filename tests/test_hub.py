@@ -23,8 +23,14 @@ NOWHERE = "http://127.0.0.1:9"  # nothing listens there
 SAFE = ("*.safetensors", "*.json")
 
 
+def table(rows):
+    stream = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), stream)
+    return stream.getvalue()
+
+
 def parquet(rows):
-    table = pa.Table.from_pylist(
+    return table(
         [
             {
                 "id": identity,
@@ -36,9 +42,6 @@ def parquet(rows):
             for identity, title, texts in rows
         ]
     )
-    stream = io.BytesIO()
-    pq.write_table(table, stream)
-    return stream.getvalue()
 
 
 @pytest.fixture
@@ -51,12 +54,21 @@ def hub(tiny_reader):
         "README.md": b"squad",
         "squad_v2/train-00000-of-00001.parquet": parquet([("t1", "Rivers", ["the Black Sea"]), ("t2", "Rivers", [])]),
         "squad_v2/validation-00000-of-00001.parquet": parquet([("v1", "Seas", ["the Black Sea"])]),
+        "squad.py": b"import os",
+    }
+    sharded = {
+        "train-00001-of-00002.parquet": parquet([("b", "B", [])]),
+        "train-00000-of-00002.parquet": parquet([("a", "A", [])]),
+        "validation-00000-of-00001.parquet": table([{"id": "v", "title": "V", "context": "c", "question": "q"}]),
     }
     repositories = {
         "models/us/reader": files | dangerous,
         "models/us/gated": files,
         "models/us/pickle": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
         "datasets/us/squad": squad,
+        "datasets/us/sharded": sharded,
+        "datasets/us/text": {"train.csv": b"id,title"},
+        "datasets/us/two": {f"{name}/train-0.parquet": parquet([(name, name, [])]) for name in ("de", "en")},
     }
     with serving(repositories) as running:
         running.gated.add("models/us/gated")
@@ -116,12 +128,16 @@ def test_what_cannot_be_had_is_said_in_one_line(hub, tmp_path):
         refused(snapshot, "us/reader", "v9", "model", {SAFE})
         refused(snapshot, "not an id", "main", "model", {SAFE})
         refused(snapshot, "us/gated", "main", "model", {SAFE})
+        refused(snapshot, "us/reader", "{"f" * 40}", "model", {SAFE})
+        refused(snapshot, "us/reader", "main", "dataset", {SAFE})
     """
-    nothing, revision, identity, gated = run(code, tmp_path, hub.address)
+    nothing, revision, identity, gated, commit, kind = run(code, tmp_path, hub.address)
     assert nothing == f"hub model 'us/nothing' at revision 'main': no such model on {hub.address}; check the id"
     assert revision == "hub model 'us/reader' at revision 'v9': no such revision; give a branch, a tag or a commit hash"
     assert identity == "hub model 'not an id' at revision 'main': not a repository id; allowed: owner/name"
     assert gated == "hub model 'us/gated' at revision 'main': access is restricted; ask for it there and set HF_TOKEN"
+    assert commit == revision.replace("v9", "f" * 40)
+    assert kind == f"hub dataset 'us/reader' at revision 'main': no such dataset on {hub.address}; check the id"
 
 
 @pytest.mark.parametrize("offline", [{"HF_HUB_OFFLINE": "1"}, {}])
@@ -132,6 +148,23 @@ def test_without_a_hub_it_says_what_to_set(tmp_path, offline):
     )
     for what in ("unset HF_HUB_OFFLINE", "HF_ENDPOINT", "reader.path=DIR", "data=squad_json"):
         assert what in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_snapshot_that_is_there_is_enough_when_the_hub_is_gone_but_half_of_one_is_not(hub, tmp_path):
+    ask = 'said.append(snapshot("us/reader", "main", "model", ("config.json",))[1])'
+    assert run(ask, tmp_path, hub.address) == [COMMIT]
+    more = f'{ask}\nrefused(snapshot, "us/reader", "main", "model", ("*.json", "*.safetensors"))'
+    commit, said = run(more, tmp_path, NOWHERE)
+    assert commit == COMMIT
+    assert said.startswith("hub model 'us/reader' at revision 'main': not in the local cache")
+
+
+def test_a_cache_that_cannot_be_written_is_not_blamed_on_the_hub(hub, tmp_path):
+    (tmp_path / "hf").write_text("a file where the cache's directory should be")
+    (said,) = run('refused(snapshot, "us/reader", "main", "model", ("*.json",))', tmp_path, hub.address)
+    assert "cannot be reached" not in said
+    assert "HF_HOME" in said
     assert len(said.splitlines()) == 1
 
 
@@ -171,10 +204,24 @@ def test_a_hub_data_set_becomes_squad_files_with_their_commit(hub, tmp_path):
         refused(download, config, "none")
         config.data.hub["split"] = HubData("us/squad", train="training")
         refused(download, config, "split")
+        config.data.hub["text"] = HubData("us/text")
+        refused(download, config, "text")
+        config.data.hub["two"] = HubData("us/two")
+        refused(download, config, "two")
+        config.data.hub["short"] = HubData("us/sharded")
+        refused(download, config, "short")
+        from bertlift.stages.download import read_splits
+        train, dev, _ = read_splits(HubData("us/sharded", dev="train"))
+        said += [[q.id for q in train], [q.id for q in dev]]
     """
-    missing, split = run(code, tmp_path, hub.address)
+    missing, split, text, two, short, *shards = run(code, tmp_path, hub.address)
     assert missing == "data.hub.none.showcase: no question t9 in 'us/squad'"
     assert split == "hub dataset 'us/squad' has no split 'training' as parquet; it has: train, validation"
+    assert text == "hub dataset 'us/text' has no split 'train' as parquet; it has: none"
+    assert two == "hub dataset 'us/two' has split 'train' in several configurations: de, en; allowed: one"
+    assert short.startswith("hub dataset 'us/sharded', split 'validation': not in SQuAD's layout (id, title, context,")
+    assert "'answers'" in short
+    assert shards == [["a", "b"], ["a", "b"]]
     from bertlift.squad.schema import read_squad
 
     made = tmp_path / "data/hub/ours"
@@ -184,7 +231,6 @@ def test_a_hub_data_set_becomes_squad_files_with_their_commit(hub, tmp_path):
     source = json.loads((made / "source.json").read_text(encoding="utf-8"))
     assert source == {"id": "us/squad", "revision": "main", "commit": COMMIT}
     assert not (tmp_path / "data/hub/none").exists()
-    assert sorted(hub.fetched) == [
-        "squad_v2/train-00000-of-00001.parquet",
-        "squad_v2/validation-00000-of-00001.parquet",
-    ]
+    kinds = ("squad", "sharded", "two")
+    wanted = [name for kind in kinds for name in hub.repositories[f"datasets/us/{kind}"] if name.endswith(".parquet")]
+    assert sorted(hub.fetched) == sorted(wanted)

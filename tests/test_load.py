@@ -7,11 +7,13 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from bertlift.config import Reader as Settings
 from bertlift.config import load_params
 from bertlift.errors import InputError
-from bertlift.reader.load import Description, find, load_model, load_reader, save_reader
+from bertlift.reader.description import Description
+from bertlift.reader.load import find, load_model, load_reader, save_reader
 from conftest import ROOT
 
 DESCRIPTION = Description("tiny", "here", None, "x", True, 64, 16, 30, 20, 0.25, 50.0, 7)
@@ -19,6 +21,15 @@ DESCRIPTION = Description("tiny", "here", None, "x", True, 64, 16, 30, 20, 0.25,
 
 def copied(directory, tmp_path):
     return shutil.copytree(directory, tmp_path / "copy")
+
+
+def changed(directory, tmp_path, change):
+    """A copy of a checkpoint with other weights; ``change`` works on the dictionary of tensors."""
+    place = copied(directory, tmp_path)
+    tensors = load_file(place / "model.safetensors")
+    change(tensors)
+    save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+    return place
 
 
 def refusal(what, *args, **kwargs):
@@ -44,6 +55,8 @@ def test_where_a_reader_comes_from(tiny_reader):
     assert find(both).directory == tiny_reader
     said = refusal(find, Settings(name="x", package="no-such-package"))
     assert said == "reader: package 'no-such-package' is not installed; pip install no-such-package, or set reader.path"
+    for package in ("no.such.package", ".relative", "json"):
+        assert f"package {package!r} " in refusal(find, Settings(name="x", package=package))
     assert refusal(find, Settings(name="x")).startswith(
         "reader: none of reader.path, reader.hub, reader.package is set"
     )
@@ -82,6 +95,43 @@ def test_a_checkpoint_without_a_head_is_refused_unless_one_is_to_be_trained(tiny
     again, _ = load_model(tiny_encoder, new_head=True)
     assert torch.equal(model.qa_outputs.weight, again.qa_outputs.weight)
     assert model.qa_outputs.weight.abs().max() > 0
+
+
+@pytest.mark.parametrize("new_head", [False, True])
+@pytest.mark.parametrize("lacking", ["bert.encoder.layer.1.output.dense.weight", "bert.embeddings.LayerNorm.bias"])
+def test_a_checkpoint_that_lacks_a_tensor_is_not_filled_up_with_random_numbers(
+    tiny_reader, tmp_path, lacking, new_head
+):
+    place = changed(tiny_reader, tmp_path, lambda tensors: tensors.pop(lacking))
+    assert lacking in refusal(load_model, place, new_head=new_head)
+
+
+def test_half_a_head_is_no_head(tiny_reader, tmp_path):
+    place = changed(tiny_reader, tmp_path, lambda tensors: tensors.pop("qa_outputs.weight"))
+    assert "qa_outputs.weight" in refusal(load_model, place, new_head=False)
+
+
+def test_tensors_of_another_shape_than_the_configuration_says_are_refused_by_name(tiny_reader, tmp_path):
+    place = changed(tiny_reader, tmp_path, lambda tensors: tensors.update({"qa_outputs.weight": torch.zeros(3, 32)}))
+    assert "qa_outputs.weight" in refusal(load_model, place, new_head=False)
+
+
+def test_a_new_head_has_a_start_and_an_end_whatever_the_encoder_was_trained_for(tiny_encoder, tmp_path, tokenizer):
+    place = copied(tiny_encoder, tmp_path)
+    config = json.loads((place / "config.json").read_text())
+    config |= {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
+    (place / "config.json").write_text(json.dumps(config))
+    model, _ = load_model(place, new_head=True)
+    logits = model(**tokenizer("where", "the danube", return_tensors="pt"))
+    assert logits.start_logits.shape == logits.end_logits.shape == (1, 6)  # [CLS] where [SEP] the danube [SEP]
+
+
+def test_a_checkpoint_without_a_vocabulary_is_refused(tiny_reader, tmp_path):
+    # The library would make a tokenizer of five special tokens and read every word as [UNK].
+    place = copied(tiny_reader, tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (place / name).unlink()
+    assert "tokenizer.json" in refusal(load_model, place, new_head=False)
 
 
 @pytest.mark.parametrize("config", ['{"model_type": "no-such-model"}', '{"model_type": "vit"}', "{"])
@@ -126,6 +176,6 @@ def test_dropout_is_set_for_training_and_off_otherwise(tiny_reader, asked, had):
 def test_a_directory_without_or_with_a_broken_description(tiny_reader, tmp_path):
     assert "no reader.json; the finetune stage writes one: dvc repro" in refusal(load_reader, tiny_reader)
     place = copied(tiny_reader, tmp_path)
-    for text in ("{", '{"name": "x"}'):
-        (place / "reader.json").write_text(text)
+    for text in (b"{", b'{"name": "x"}', b"[1]", b"null", b"\xff\xfe"):
+        (place / "reader.json").write_bytes(text)
         assert "reader.json: broken" in refusal(load_reader, place)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from fractions import Fraction
 from itertools import chain, pairwise
 
 import numpy as np
@@ -14,9 +16,19 @@ from hypothesis import strategies as st
 from bertlift.config import AttributionSettings
 from bertlift.errors import InputError
 from bertlift.methods.explain import explain
-from bertlift.reader.load import Description, load_model, load_reader, save_reader
-from bertlift.reader.predict import Prediction, Span, best_spans, decode, predict, span_logits, tune_null_threshold
-from bertlift.reader.windows import PASSAGE, SPECIAL, Window, batches, collate, windows_of
+from bertlift.reader.description import Description
+from bertlift.reader.load import load_model, load_reader, save_reader
+from bertlift.reader.predict import (
+    Prediction,
+    Span,
+    best_spans,
+    collate,
+    decode,
+    predict,
+    span_logits,
+    tune_null_threshold,
+)
+from bertlift.reader.windows import PASSAGE, QUESTION, SPECIAL, Window, batches, windows_of
 from bertlift.squad.metrics import question_scores
 from bertlift.squad.schema import Answer, Question
 from conftest import PASSAGES, make_question
@@ -96,6 +108,27 @@ def test_the_label_is_the_first_of_several_golds(tokenizer):
     assert LONG[window.offsets[start][0] : window.offsets[end][1]] == "silk kite"
 
 
+def test_an_answer_no_longer_than_the_overlap_is_whole_in_some_window(tokenizer):
+    offsets = tokenizer(LONG, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    for first in range(len(offsets) - 7):
+        text = LONG[offsets[first][0] : offsets[first + 7][1]]
+        question = Question("q", "Where?", LONG, "All", (Answer(text, offsets[first][0]),))
+        windows = windows_of(question, tokenizer, 32, 8)
+        labels = [each.label() for each in windows if each.label() != (each.cls, each.cls)]
+        assert labels, text
+        assert {end - start for start, end in labels} == {7}
+
+
+def test_blanks_in_a_question_are_squeezed_before_its_offsets_are_taken(tokenizer):
+    (window,) = windows_of(Question("q", "  Who \n flew?", PASSAGES["Kites"], "A", ()), tokenizer, 64, 8)
+    asked = [
+        "Who flew?"[start:end]
+        for (start, end), segment in zip(window.offsets, window.segments, strict=True)
+        if segment == QUESTION
+    ]
+    assert asked == ["Who", "flew", "?"]
+
+
 def test_a_question_that_leaves_no_room_is_refused(tokenizer):
     question = Question("q9", "Where " * 20 + "?", LONG, "All", ())
     with pytest.raises(InputError) as refused:
@@ -170,6 +203,18 @@ def test_decoding_takes_the_best_span_and_the_smallest_null_score_over_windows()
     assert [span.score for span in first.spans] == sorted((span.score for span in first.spans), reverse=True)
 
 
+def test_equal_spans_and_null_scores_go_to_the_earlier_window():
+    windows = [toy_window(8, number=number) for number in range(3)]
+    logits = [(np.zeros(8), np.zeros(8)) for _ in windows]
+    for start, _ in logits[1:]:
+        start[0], start[5] = -1.0, 2.0
+    (found,) = decode(windows, logits, 20, 1)
+    assert (found.null_score, found.null_window) == (-1.0, 1)
+    # Nine spans of one token: those of score 2 by window, then those of 0 by window and position.
+    rest = [(0, 4), (0, 5), (0, 6), (1, 4), (1, 6), (2, 4), (2, 6)]
+    assert [(span.window, span.start) for span in found.spans] == [(1, 5), (2, 5), *rest]
+
+
 def prediction(margin, text="Ann", golds=("Ann",)):
     answers = tuple(Answer(gold, 0) for gold in golds)
     return Prediction(Question("q", "Who?", "Ann", "A", answers), [Span(1.0, 0, 4, 4, text)], 1.0 + margin, 0)
@@ -203,6 +248,40 @@ def test_the_null_threshold_is_the_best_there_is_and_nearest_to_zero(rows):
     halves = [half / 2 + 0.25 for half in range(-12, 12)]  # between all margins that can occur
     assert score == pytest.approx(max(at(value) for value in halves))
     assert threshold == 0 or at(0.0) < score - 1e-9
+
+
+F1 = {"Ann": Fraction(1), "Ann did": Fraction(2, 3), "Bob": Fraction(0)}  # against the gold "Ann"
+ROW = st.tuples(st.integers(-4, 4), st.sampled_from(sorted(F1)), st.sampled_from([(), ("Ann",)]))
+
+
+@given(st.lists(ROW, min_size=1, max_size=8))
+def test_no_null_threshold_is_as_good_and_nearer_to_zero(rows):
+    threshold, _ = tune_null_threshold([prediction(float(margin), text, golds) for margin, text, golds in rows])
+
+    def f1(value):  # a fraction, so that equal sums are equal
+        return sum(Fraction(not golds) if margin > value else F1[text] * len(golds) for margin, text, golds in rows)
+
+    def silent(value):
+        return [margin > value for margin, _, _ in rows]
+
+    everywhere = [0, *(half / 2 + 0.25 for half in range(-12, 12))]  # on both sides of every margin
+    best = max(map(f1, everywhere))
+    assert f1(threshold) == best
+    assert threshold == 0 or f1(0) < best
+    # What is as good on the same side of 0 and nearer to it lies between the same two margins.
+    for value in everywhere:
+        if value * threshold > 0 and abs(value) < abs(threshold) and f1(value) == best:
+            assert silent(value) == silent(threshold)
+
+
+def test_rounding_does_not_break_a_tie_between_null_thresholds():
+    # Above 1.5 are one right silence and one wrong; three answers of 2/3 remain: 3. Silence throughout, at -2, is
+    # right three times: 3 as well. 1.5 is nearer to 0.
+    gold = ("Ann",)
+    rows = [(2, "Bob", ()), (1, "Ann did", gold), (1, "Ann did", gold), (4, "Bob", gold), (-1, "Ann did", gold)]
+    rows += [(1, "Bob", ()), (-1, "Ann did", ())]
+    threshold, score = tune_null_threshold([prediction(float(margin), text, golds) for margin, text, golds in rows])
+    assert (threshold, score) == (1.5, pytest.approx(300 / 7))
 
 
 # Margins, and whether answering is right (+) or there is nothing to answer (-); answered from the margin on.
@@ -240,33 +319,44 @@ def explained(reader, questions, threshold=0.0, **settings):
     return predictions, explain(chosen, predictions, AttributionSettings(**settings), splits)
 
 
+def several_windows():
+    texts = ["Where does the Danube end?", "Who flew?", "Why?"]
+    return [Question(f"long{number}", text, LONG, "All", ()) for number, text in enumerate(texts)]
+
+
 @pytest.mark.parametrize("threshold", [1e9, -1e9])
 def test_what_is_explained_is_what_was_predicted(reader, questions, threshold):
-    asked = [*questions, long_question("Philadelphia")]
+    asked = [*questions[::3], *several_windows()]
     predictions, found = explained(reader, asked, threshold)
+    plain = copy.deepcopy(reader.model).double()
+    explained_windows = set()
     assert [each.question_id for each in found] == [question.id for question in asked]
     for one, guess in zip(found, predictions, strict=True):
-        window = windows_of(guess.question, reader.tokenizer, 32, 8)[
-            guess.spans[0].window if one.answer else guess.null_window
-        ]
+        windows = windows_of(guess.question, reader.tokenizer, 32, 8)
+        logits = [span_logits(plain, reader.tokenizer, [each], 1)[0] for each in windows]
+        nulls = [start[each.cls] + end[each.cls] for each, (start, end) in zip(windows, logits, strict=True)]
+        number = guess.spans[0].window if one.answer else int(np.argmin(nulls))
+        explained_windows.add(number)
+        window = windows[number]
         assert one.tokens == window.tokens
         if threshold > 0:
             assert one.answer == one.best_span == guess.spans[0].text
             assert one.context[one.offsets[one.start][0] : one.offsets[one.end][1]] == one.answer
         else:
             assert (one.answer, one.start, one.end) == ("", window.cls, window.cls)
-        ((start, end),) = span_logits(reader.model, reader.tokenizer, [window], 1)
-        assert one.target_value == pytest.approx(start[one.start] + end[one.end], abs=1e-3)
-        np.testing.assert_allclose(one.start_logits, start, atol=1e-3)
+        start, end = logits[number]
+        assert one.target_value == pytest.approx(start[one.start] + end[one.end], abs=1e-8)
+        np.testing.assert_allclose(one.start_logits, start, atol=1e-4)
+        np.testing.assert_allclose(one.end_logits, end, atol=1e-4)
         difference = one.target_value - one.reference_value
-        np.testing.assert_allclose(one.scores.sum(1), difference, atol=1e-4 * max(abs(difference), 1))
+        np.testing.assert_allclose(one.scores.sum(1), difference, rtol=0, atol=1e-4 * max(abs(difference), 0.01))
         np.testing.assert_allclose(one.positive + one.negative, one.scores, atol=1e-4)
         assert one.relative_delta.max() < 1e-6
-        sizes = {
-            len(getattr(one, name)) for name in ("tokens", "offsets", "segments", "words", "start_logits", "end_logits")
-        }
-        assert sizes | {one.scores.shape[1], one.positive.shape[1]} == {len(window.input_ids)}
-        assert one.scores.shape[0] == len(one.delta) == 4
+        names = "tokens offsets segments words start_logits end_logits reference_start_logits reference_end_logits"
+        assert {len(getattr(one, name)) for name in names.split()} == {len(window.input_ids)}
+        assert one.scores.shape == one.positive.shape == one.negative.shape == (4, len(window.input_ids))
+        assert len(one.delta) == 4
+    assert len(explained_windows) > 1  # else the first window would do for all
 
 
 def test_the_batch_size_of_explaining_does_not_matter(reader, questions):

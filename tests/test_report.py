@@ -15,6 +15,7 @@ from bertlift.analysis.groups import GROUPS
 from bertlift.config import Colors
 from bertlift.config import Report as Settings
 from bertlift.errors import InputError
+from bertlift.reader.description import Description
 from bertlift.report import figures, heatmaps, theme
 from bertlift.report.page import render
 from bertlift.stages.report import draw_example
@@ -144,8 +145,7 @@ def page(cmap, tmp_path):
     )
     example = draw_example(one, tmp_path / "example", cmap, SETTINGS)
     picture = example.output
-    reader = {"name": EVIL, "origin": EVIL, "commit": None, "finetuned": True, "null_threshold": 0.25}
-    reader |= {"null_threshold_questions": 9, "null_threshold_f1": 50.0}
+    reader = Description(EVIL, EVIL, None, "x", True, 32, 8, 5, 20, 0.25, 50.0, 9)
     metrics = {
         "evaluation": {"exact": 50.0, "f1": 61.26, "total": 4, "NoAns_exact": 1.0, "NoAns_f1": 1.0, "NoAns_total": 2},
         "attribution": {

@@ -44,6 +44,11 @@ def snapshot(repo_id: str, revision: str, kind: str, patterns: Sequence[str]) ->
     except RevisionNotFoundError as error:
         raise InputError(f"{what}: no such revision; give a branch, a tag or a commit hash") from error
     except Exception as error:  # offline, refused, timed out, proxies, ...: each has an exception of its own
+        if isinstance(error, OSError) and error.errno is not None:  # the disk's fault, not the hub's
+            raise InputError(
+                f"{what}: cannot be written to the local cache: {error.strerror}: {error.filename}; "
+                f"set HF_HOME to a directory that can be written and has room"
+            ) from error
         raise InputError(
             f"{what}: not in the local cache, and the hub cannot be reached; unset HF_HUB_OFFLINE and connect, "
             f"set HF_ENDPOINT to a mirror, or use local files (reader.path=DIR, data=squad_json)"

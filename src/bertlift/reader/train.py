@@ -21,8 +21,8 @@ from transformers.trainer_utils import get_last_checkpoint
 from bertlift.config import Reader as ReaderSettings
 from bertlift.config import Training
 from bertlift.reader.load import load_model
-from bertlift.reader.predict import all_windows, decode
-from bertlift.reader.windows import Window, collate
+from bertlift.reader.predict import all_windows, collate, decode
+from bertlift.reader.windows import Window
 from bertlift.squad.metrics import evaluate
 from bertlift.squad.schema import Question
 

@@ -1,12 +1,10 @@
-"""Cutting a question and its passage into windows that fit the model, and batches of windows."""
+"""Cutting a question and its passage into windows that fit the model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from bertlift.errors import InputError
 from bertlift.squad.schema import Question
@@ -102,22 +100,6 @@ def windows_of(question: Question, tokenizer: Any, max_length: int, doc_stride: 
             )
         )
     return windows
-
-
-def collate(windows: Sequence[Window], tokenizer: Any) -> dict[str, torch.Tensor]:
-    """Pad windows on the right to one batch of ``(batch, tokens)`` tensors."""
-    longest = max(len(window.input_ids) for window in windows)
-
-    def padded(rows: list[list[int]], value: int) -> torch.Tensor:
-        return torch.tensor([row + [value] * (longest - len(row)) for row in rows])
-
-    batch = {
-        "input_ids": padded([window.input_ids for window in windows], tokenizer.pad_token_id),
-        "attention_mask": padded([[1] * len(window.input_ids) for window in windows], 0),
-    }
-    if windows[0].token_type_ids is not None:
-        batch["token_type_ids"] = padded([list(window.token_type_ids or []) for window in windows], 0)
-    return batch
 
 
 def batches(windows: Sequence[Window], size: int) -> Iterator[list[int]]:

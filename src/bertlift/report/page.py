@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from bertlift.attribution import Attribution
+from bertlift.reader.description import Description
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ def _embedded(path: Path) -> str:
 
 def render(
     title: str,
-    reader: Mapping[str, Any],
+    reader: Description,
     metrics: Mapping[str, Mapping[str, Any]],
     examples: Sequence[Example],
     nearest: Sequence[Sequence[Mapping[str, Any]]],
@@ -39,7 +40,7 @@ def render(
 
     Args:
         title: of the page.
-        reader: the contents of ``reader.json``.
+        reader: what its ``reader.json`` says.
         metrics: ``evaluation``, ``attribution`` and ``clusters``: the metrics files.
         examples: showcase questions.
         nearest: for every cluster the questions nearest to its centre (rows of ``data/clusters.json``).

@@ -16,6 +16,15 @@ from bertlift.errors import InputError
 
 KEPT = Path(".dvc/tmp/bertlift")
 
+# What the stages hand on to each other. Here, so that a light stage need not import a heavy one for a path.
+PREPARED = Path("data/prepared")
+READER = Path("data/reader")
+PREDICTIONS = Path("data/predictions")
+ATTRIBUTIONS = Path("data/attributions")
+CLUSTERS = Path("data/clusters.json")
+MAP = Path("data/map.csv")
+METRICS = Path("reports/metrics")
+
 
 def outputs_of(stage: str) -> list[Path]:
     """What ``dvc.yaml`` says the stage writes; nothing where there is no ``dvc.yaml``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,12 +14,7 @@ from bertlift.methods.explain import explain
 from bertlift.reader.load import load_reader
 from bertlift.reader.predict import Prediction
 from bertlift.squad.schema import read_squad, spread
-from bertlift.stages import run
-from bertlift.stages.evaluate import METRICS, PREDICTIONS
-from bertlift.stages.finetune import READER
-from bertlift.stages.prepare import PREPARED
-
-ATTRIBUTIONS = Path("data/attributions")
+from bertlift.stages import ATTRIBUTIONS, METRICS, PREDICTIONS, PREPARED, READER, run
 
 
 def attribute(config: Config) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from bertlift.analysis.clusters import association, cluster, stability
@@ -13,11 +11,7 @@ from bertlift.attribution import Attribution, load_attributions
 from bertlift.config import Config
 from bertlift.files import write_json
 from bertlift.squad.metrics import exact_match
-from bertlift.stages import run
-from bertlift.stages.attribute import ATTRIBUTIONS
-from bertlift.stages.evaluate import METRICS
-
-CLUSTERS = Path("data/clusters.json")
+from bertlift.stages import ATTRIBUTIONS, CLUSTERS, METRICS, run
 
 
 def dev_attributions() -> list[Attribution]:

@@ -49,7 +49,15 @@ def read_splits(settings: HubData) -> tuple[list[Question], list[Question], str]
         files = sorted(str(file) for file in directory.rglob(f"{split}-*.parquet"))
         if not files:
             has = sorted({file.name.split("-")[0] for file in directory.rglob("*.parquet")})
-            raise InputError(f"hub dataset {settings.id!r} has no split {split!r} as parquet; it has: {', '.join(has)}")
+            raise InputError(
+                f"hub dataset {settings.id!r} has no split {split!r} as parquet; it has: {', '.join(has) or 'none'}"
+            )
+        places = sorted({str(Path(file).parent.relative_to(directory)) for file in files})
+        if len(places) > 1:
+            raise InputError(
+                f"hub dataset {settings.id!r} has split {split!r} in several configurations: {', '.join(places)}; "
+                f"allowed: one"
+            )
         rows = load_dataset("parquet", data_files=files, split="train")
         found.append(questions_of(rows, f"hub dataset {settings.id!r}, split {split!r}"))
     return found[0], found[1], commit

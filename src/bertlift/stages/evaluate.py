@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from bertlift.config import Config
@@ -12,12 +10,7 @@ from bertlift.reader.load import load_reader
 from bertlift.reader.predict import predict
 from bertlift.squad.metrics import evaluate
 from bertlift.squad.schema import read_squad
-from bertlift.stages import run
-from bertlift.stages.finetune import READER
-from bertlift.stages.prepare import PREPARED
-
-PREDICTIONS = Path("data/predictions")
-METRICS = Path("reports/metrics")
+from bertlift.stages import METRICS, PREDICTIONS, PREPARED, READER, run
 
 
 def evaluate_reader(config: Config) -> None:

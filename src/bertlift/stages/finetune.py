@@ -9,14 +9,13 @@ import torch
 
 from bertlift.config import Config
 from bertlift.files import replacing
-from bertlift.reader.load import Description, Reader, find, load_model, save_reader, sha256, weight_files
+from bertlift.reader.description import Description
+from bertlift.reader.load import Reader, find, load_model, save_reader, sha256, weight_files
 from bertlift.reader.predict import predict, tune_null_threshold
 from bertlift.reader.train import calibration_split, finetune, run_name, write_curves
 from bertlift.squad.schema import read_squad
-from bertlift.stages import run
-from bertlift.stages.prepare import PREPARED
+from bertlift.stages import PREPARED, READER, run
 
-READER = Path("data/reader")
 CURVES = Path("reports/training")
 CHECKPOINTS = Path("data/checkpoints")
 

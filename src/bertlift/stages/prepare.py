@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 from bertlift.analysis.groups import plain
 from bertlift.config import Config
 from bertlift.errors import InputError
 from bertlift.squad.schema import Question, check_splits, read_squad, spread, write_squad
-from bertlift.stages import run
-
-PREPARED = Path("data/prepared")
+from bertlift.stages import PREPARED, run
 
 
 def named(questions: list[Question]) -> list[Question]:

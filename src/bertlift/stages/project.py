@@ -5,16 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-from pathlib import Path
 
 from bertlift.analysis.profile import representation
 from bertlift.analysis.projection import project
 from bertlift.config import Config
 from bertlift.files import write_text
-from bertlift.stages import run
-from bertlift.stages.cluster import CLUSTERS, dev_attributions
+from bertlift.stages import CLUSTERS, MAP, run
+from bertlift.stages.cluster import dev_attributions
 
-MAP = Path("data/map.csv")
 COLUMNS = ("id", "x", "y", "cluster", "question_word", "answerable", "answered", "exact")
 
 

@@ -17,15 +17,10 @@ from bertlift.attribution import Attribution, load_attributions
 from bertlift.config import Config
 from bertlift.config import Report as Settings
 from bertlift.files import replacing, write_text
-from bertlift.reader.load import DESCRIPTION
+from bertlift.reader.description import Description
 from bertlift.report import figures, heatmaps, theme
 from bertlift.report.page import Example, render
-from bertlift.stages import run
-from bertlift.stages.attribute import ATTRIBUTIONS
-from bertlift.stages.cluster import CLUSTERS
-from bertlift.stages.evaluate import METRICS
-from bertlift.stages.finetune import READER
-from bertlift.stages.project import MAP
+from bertlift.stages import ATTRIBUTIONS, CLUSTERS, MAP, METRICS, READER, run
 
 FIGURES = Path("reports/figures")
 PAGE = Path("reports/index.html")
@@ -92,7 +87,7 @@ def report(config: Config) -> None:
         paths = draw_set(new, detail, cmap, settings)
         page = render(
             settings.title,
-            _read_json(READER / DESCRIPTION),
+            Description.read(READER),
             metrics,
             examples,
             [[by_id[identity] for identity in identities] for identities in detail["nearest"]],
