@@ -82,7 +82,8 @@ REFUSED = [
     ("data.train=none.json", "data.train is 'none.json': no such file or directory in"),
     ("data.dev=", "data.dev is '': no such file or directory in"),
     ("data.showcase=none.json", "data.showcase is 'none.json': no such file or directory in"),
-    ("reader.path=none", "reader.path is 'none': no such file or directory in"),
+    ("reader.path=none", "reader.path is 'none': no such directory in"),
+    ("reader.path=README.md", "reader.path is 'README.md': no such directory in"),
 ]
 
 

@@ -106,6 +106,13 @@ def test_a_checkpoint_that_lacks_a_tensor_is_not_filled_up_with_random_numbers(
     assert lacking in refusal(load_model, place, new_head=new_head)
 
 
+def test_a_directory_that_is_named_like_weights_is_none(tiny_reader, tmp_path):
+    place = copied(tiny_reader, tmp_path)
+    (place / "model.safetensors").unlink()
+    (place / "model.safetensors").mkdir()
+    assert "no *.safetensors; weights are only loaded from safetensors" in refusal(load_model, place, new_head=False)
+
+
 def test_half_a_head_is_no_head(tiny_reader, tmp_path):
     place = changed(tiny_reader, tmp_path, lambda tensors: tensors.pop("qa_outputs.weight"))
     assert "qa_outputs.weight" in refusal(load_model, place, new_head=False)

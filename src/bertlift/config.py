@@ -269,13 +269,13 @@ def check_files(config: Config, root: Path, where: str) -> None:
     """
     given = {key: OmegaConf.select(OmegaConf.structured(config), key) for key in FILE_KEYS}
     faults = [
-        f"{where}: {key} is {value!r}: no such file or directory in {root}; give "
+        f"{where}: {key} is {value!r}: no such {'' if key == 'reader.path' else 'file or '}directory in {root}; give "
         + ("a checkpoint directory" if key == "reader.path" else "a SQuAD JSON file or a directory of them")
         for key, value in given.items()
         # What the download stage will write need not be there yet.
         if value is not None
         and not (key.startswith("data.") and config.data.hub)
-        and not (value and (root / value).exists())
+        and not (value and ((root / value).is_dir() or (key != "reader.path" and (root / value).is_file())))
     ]
     if faults:
         raise InputError("\n".join(faults))

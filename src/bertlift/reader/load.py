@@ -72,7 +72,7 @@ def weight_files(directory: Path) -> list[Path]:
         raise InputError(f"reader: {directory}: no such directory; reader.path must name a checkpoint directory")
     if not (directory / "config.json").is_file():
         raise InputError(f"reader: {directory}: no config.json; a checkpoint directory of save_pretrained() has one")
-    files = sorted(directory.glob("*.safetensors"))
+    files = sorted(file for file in directory.glob("*.safetensors") if file.is_file())
     if files:
         return files
     pickles = sorted(file.name for pattern in PICKLES for file in directory.glob(pattern))

@@ -75,7 +75,7 @@ def report(config: Config) -> None:
     settings = config.report
     theme.apply()
     cmap = theme.diverging(settings.colors)
-    shown = [each for each in load_attributions(ATTRIBUTIONS) if each.name is not None]
+    shown = [each for each in load_attributions(ATTRIBUTIONS) if each.split.endswith("showcase")]
     detail = _read_json(CLUSTERS)
     by_id = {row["id"]: row for row in detail["questions"]}
     metrics = {name: _read_json(METRICS / f"{name}.json") for name in ("evaluation", "attribution", "clusters")}
