@@ -375,7 +375,11 @@ def test_the_reader_stays_in_single_precision(reader, questions):
     ("settings", "said"),
     [
         ({"method": "magic"}, "attribution.method is 'magic'; allowed: deeplift"),
-        ({"reference": "zero"}, "attribution.reference is 'zero'; allowed: mask, pad, unk"),
+        (
+            {"reference": "none"},
+            "reference is 'none'; allowed: mask, pad, unk, zero, blank_passage, blank_question, "
+            "token ids or embeddings",
+        ),
     ],
 )
 def test_an_unknown_method_or_reference_is_refused(reader, settings, said):

@@ -21,7 +21,9 @@ class Workspace:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.environment = os.environ | {
+        # Python may write its compiled files, as it does for a user: DVC must not take them for changes.
+        inherited = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+        self.environment = inherited | {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PYTHONPATH": str(root / "src"),
             "HF_HUB_OFFLINE": "1",

@@ -11,8 +11,7 @@ from tqdm import tqdm
 
 from bertlift.attribution import Attribution
 from bertlift.config import AttributionSettings
-from bertlift.deeplift import deeplift
-from bertlift.deeplift.references import reference_ids
+from bertlift.engine import deeplift
 from bertlift.errors import InputError
 from bertlift.reader.load import Reader
 from bertlift.reader.predict import Prediction, collate
@@ -69,15 +68,15 @@ def explain(
             contributions = deeplift(
                 model,
                 inputs,
-                reference_ids(inputs["input_ids"], reader.tokenizer, settings.reference),
-                *(torch.tensor([targets[index][side] for index in indices]) for side in (1, 2)),
+                settings.reference,
+                [torch.tensor([targets[index][side] for index in indices]) for side in (1, 2)],
+                tokenizer=reader.tokenizer,
             )
-            arrays = {
-                name: getattr(contributions, name).float().cpu().numpy()
-                for name in (
-                    "scores positive negative start_logits end_logits reference_start_logits reference_end_logits"
-                ).split()
-            }
+            output, plain = contributions.output, contributions.reference_output
+            tensors = {name: getattr(contributions, name) for name in ("scores", "positive", "negative")}
+            tensors |= {"start_logits": output.start_logits, "end_logits": output.end_logits}
+            tensors |= {"reference_start_logits": plain.start_logits, "reference_end_logits": plain.end_logits}
+            arrays = {name: each.float().cpu().numpy() for name, each in tensors.items()}
             for row, index in enumerate(indices):
                 window, start, end = targets[index]
                 size = len(window.input_ids)

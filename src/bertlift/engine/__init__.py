@@ -1,10 +1,10 @@
-"""The engine: exact DeepLIFT through a transformer encoder, for all layers in one backward pass.
+"""The engine: exact DeepLIFT through a transformer encoder, for all layers and heads in one backward pass.
 
 ``rules`` holds the multipliers of the non-linear operations, ``tape`` finds those operations in a
 model without touching its code, ``references`` makes the reference inputs, ``attribute`` puts them
-together.
+together; ``paper2019`` is the rule of the paper's own code.
 """
 
-from bertlift.deeplift.attribute import Contributions, deeplift
+from bertlift.engine.attribute import Contributions, deeplift
 
 __all__ = ["Contributions", "deeplift"]
