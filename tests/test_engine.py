@@ -331,6 +331,7 @@ def test_the_tokenizer_beside_the_model_is_found(tiny_reader, tokenizer):
     [
         ("none", WORDS, "reference is 'none'; allowed: mask, pad, unk, zero, blank_passage, blank_question, token ids"),
         ("mask", None, "no tokenizer beside the model"),
+        ([], None, "reference is an empty list; allowed: one reference or several"),
         ("mask", SimpleNamespace(**vars(WORDS) | {"mask_token_id": None}), "this tokenizer has no mask token"),
         (torch.zeros(1, 3, dtype=torch.long), None, "reference has shape (1, 3); allowed: token ids (1, 8) or"),
         (

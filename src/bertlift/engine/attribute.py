@@ -58,7 +58,7 @@ def deeplift(
     reference: Any = "mask",
     target: Any = None,
     heads: bool = False,
-    edges: Sequence[tuple[int, int]] = (),
+    edges: Sequence[tuple[int, int]] | None = None,
     *,
     rule: str = "exact",
     tokenizer: Any = None,
@@ -89,7 +89,8 @@ def deeplift(
     if rule not in ("exact", "paper2019"):
         raise InputError(f"rule is {rule!r}; allowed: exact, paper2019")
     layers, n_heads = model.config.num_hidden_layers, model.config.num_attention_heads
-    if wrong := [edge for edge in edges if not (1 <= edge[0] <= layers and 0 <= edge[1] < n_heads)]:
+    asked = list(edges or ())
+    if wrong := [edge for edge in asked if not (1 <= edge[0] <= layers and 0 <= edge[1] < n_heads)]:
         raise InputError(f"edges has {wrong[0]}; allowed: (layer 1 to {layers}, head 0 to {n_heads - 1})")
     taken = inspect.signature(model.forward).parameters
     given = {key: inputs[key].to(model.device) for key in INPUTS if key in inputs and key in taken}
@@ -97,8 +98,10 @@ def deeplift(
         if rule == "paper2019":
             return _relevance(model, given, target)
         several = reference if isinstance(reference, list | tuple) else [reference]
+        if not several:
+            raise InputError("reference is an empty list; allowed: one reference or several")
         made = [reference_embeddings(model, given["input_ids"], each, tokenizer) for each in several]
-        found = [_against(model, given, each, target, heads, list(edges)) for each in made]
+        found = [_against(model, given, each, target, heads, asked) for each in made]
     if len(found) == 1:
         return found[0]
     values = {f.name: [getattr(each, f.name) for each in found] for f in fields(Contributions)}
