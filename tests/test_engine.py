@@ -465,7 +465,7 @@ def test_threads_share_a_model():
 class Toy(nn.Module):
     """What the engine needs of a question-answering model, around one function of the embeddings."""
 
-    def __init__(self, between, tokens_mix=False):
+    def __init__(self, between):
         super().__init__()
         torch.manual_seed(0)
         self.config = SimpleNamespace(num_hidden_layers=1, num_attention_heads=1)
