@@ -1,7 +1,9 @@
 """What exact DeepLIFT costs, on a random model of BERT-base's shape: one JSON object on standard output.
 
 Every timing is a ratio within this run: of medians of alternating repetitions, with a fixed number of threads.
-Peak memory is that of a process of its own for each. Needs ``pip install captum`` for the comparison with Captum.
+Peak memory is that of a process of its own for each. The comparisons with Captum and LXT are made where these can be
+imported, else they are null. LXT 2.1 needs an older transformers (4.52 serves) in an environment of its own; the
+engine runs there too (``PYTHONPATH=src``).
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ import statistics
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,7 @@ from transformers import BertConfig, BertForQuestionAnswering
 from bertlift import deeplift
 
 IG_STEPS = 50
-IG_LAYERS = (3, 9)  # layer 0 is the first encoder layer
+MEASURED = (3, 9)  # of the layers, where a method takes one layer a call; scaled to all of them
 
 
 class Case:
@@ -51,22 +55,73 @@ class Case:
         """Ours, all layers."""
         return deeplift(self.model, self.inputs, self.reference, (self.start, self.end))
 
-    def layer_ig(self, layer: int) -> None:
-        """Captum's layer integrated gradients of one layer's output."""
+    def layer_ig(self, layer: int) -> Any:
+        """Captum's integrated gradients of one layer's output, and the delta by its own account."""
         from captum.attr import LayerIntegratedGradients
 
         def forward(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
             return self.target(self.model(input_ids=ids, attention_mask=mask))
 
-        method = LayerIntegratedGradients(forward, self.model.bert.encoder.layer[layer])
-        rows = len(self.reference)
-        method.attribute(
+        return LayerIntegratedGradients(forward, self.model.bert.encoder.layer[layer]).attribute(
             self.inputs["input_ids"],
             self.reference,
             additional_forward_args=(self.inputs["attention_mask"],),
             n_steps=IG_STEPS,
-            internal_batch_size=rows,
+            internal_batch_size=len(self.reference),
+            return_convergence_delta=True,
         )
+
+    def captum_deeplift(self, layer: int) -> Any:
+        """Captum's DeepLIFT of one layer's output, and the delta by its own account."""
+        from captum.attr import LayerDeepLift
+
+        target = self.target
+
+        class Scored(torch.nn.Module):
+            """The target as a module, which Captum's DeepLIFT asks for."""
+
+            def __init__(self, model: Any) -> None:
+                super().__init__()
+                self.model = model
+
+            def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+                return target(self.model(input_ids=ids, attention_mask=mask.expand(len(ids), -1)))
+
+        with warnings.catch_warnings(action="ignore"):  # on its hooks
+            return LayerDeepLift(Scored(self.model), self.model.bert.encoder.layer[layer]).attribute(
+                self.inputs["input_ids"],
+                self.reference,
+                additional_forward_args=(self.inputs["attention_mask"][:1],),
+                return_convergence_delta=True,
+            )
+
+    def lxt(self) -> Callable[[], list[torch.Tensor]]:
+        """LXT's relevance (AttnLRP) of all layers, as a function; its patches of torch are in force only within."""
+        from lxt.efficient.models import bert
+
+        patched = bert.BertForQuestionAnswering(self.model.config).eval()
+        patched.load_state_dict(self.model.state_dict())
+        kinds = (torch.nn.LayerNorm, torch.nn.Dropout)
+        plain = [kind.forward for kind in kinds]
+        for kind in kinds:
+            bert.attnLRP[kind](kind)
+        theirs = [kind.forward for kind in kinds]
+
+        def put(forwards: list[Any]) -> None:
+            for kind, forward in zip(kinds, forwards, strict=True):
+                kind.forward = forward
+
+        def relevance() -> list[torch.Tensor]:
+            put(theirs)
+            try:
+                output = patched(**self.inputs, output_hidden_states=True)
+                gradients = torch.autograd.grad(self.target(output).sum(), output.hidden_states)
+                return [(h * g).detach().sum(-1) for h, g in zip(output.hidden_states, gradients, strict=True)]
+            finally:
+                put(plain)
+
+        put(plain)
+        return relevance
 
 
 def ratio(one: Callable[[], Any], other: Callable[[], Any], repetitions: int) -> float:
@@ -93,6 +148,46 @@ def relative_delta(dtype: torch.dtype) -> float:
     return float((found.delta.abs() / (found.target_value - found.reference_value).abs()[:, None]).max())
 
 
+def beside_captum(repetitions: int) -> dict[str, Any]:
+    """How much longer Captum takes for all layers, and what its sums miss, both at 128 x 1 and by ``MEASURED``."""
+    import captum
+
+    case = Case(128, 1)
+    layers = case.model.config.num_hidden_layers
+    found: dict[str, Any] = {
+        "captum": captum.__version__,
+        "captum_tokens": "128x1",
+        "captum_layers_measured": len(MEASURED),
+        "captum_layers_scaled_to": layers,
+        "captum_layer_ig_steps": IG_STEPS,
+    }
+    ours = case.deeplift()
+    difference = float((ours.target_value - ours.reference_value).abs())
+    for name, method in (("layer_ig", case.layer_ig), ("deeplift", case.captum_deeplift)):
+        times = [ratio(lambda at=at, of=method: of(at), case.deeplift, repetitions) for at in MEASURED]
+        found[f"vs_captum_{name}"] = statistics.mean(times) * layers
+        missed = [float(method(at)[1].abs().max()) / difference for at in MEASURED]
+        found[f"captum_{name}_relative_delta"] = max(missed)
+        print(f"captum {name}: {found}", file=sys.stderr)
+    return found
+
+
+def beside_lxt(repetitions: int) -> dict[str, Any]:
+    """How much longer than LXT we take for all layers (128 x 4), and how far its relevance is from summing to f(x)."""
+    from importlib.metadata import version
+
+    case = Case(128, 4)
+    relevance = case.lxt()
+    value = case.deeplift().target_value
+    missed = max(float(((layer.sum(-1) - value) / value).abs().max()) for layer in relevance())
+    return {
+        "lxt": version("lxt"),
+        "lxt_transformers": version("transformers"),
+        "vs_lxt": ratio(case.deeplift, relevance, repetitions),
+        "lxt_relative_delta": missed,  # LRP has no reference: its sum should be f(x)
+    }
+
+
 def main() -> None:
     """Measure, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -117,23 +212,8 @@ def main() -> None:
         "float32": relative_delta(torch.float32),
         "float64": relative_delta(torch.float64),
     }
-    try:
-        import captum
-    except ImportError:
-        result["vs_captum_layer_ig"] = None
-    else:
-        case = Case(128, 1)
-        layers = case.model.config.num_hidden_layers
-        each = [ratio(lambda layer=layer: case.layer_ig(layer), case.deeplift, 1) for layer in IG_LAYERS]
-        result["vs_captum_layer_ig"] = statistics.mean(each) * layers
-        result["captum"] = {
-            "version": captum.__version__,
-            "steps": IG_STEPS,
-            "layers_measured": len(IG_LAYERS),
-            "layers_scaled_to": layers,
-            "tokens": "128x1",
-            "repetitions": 1,
-        }
+    for name, compare in (("captum", beside_captum), ("lxt", beside_lxt)):
+        result |= compare(options.repetitions) if find_spec(name) else {name: None}
     print(json.dumps(result, indent=2))
 
 

@@ -205,6 +205,21 @@ def test_a_softmax_of_two_by_hand():
     assert m.tolist() == pytest.approx([1 / (4 * math.log(3)), -1 / (4 * math.log(3))])
 
 
+def test_attention_over_two_tokens_by_hand():
+    """The worked example of docs/deeplift.md: each token is its own key and value, and the query is 1."""
+
+    def attend(x):
+        return x.softmax(-1) @ x.transpose(-1, -2)
+
+    x, x0 = tensor([math.log(3), 0.0]), tensor([0.0, 0.0])
+    y = through(attend)(x, x0)
+    (m,) = multipliers(y, x)
+    torch.testing.assert_close(y.item(), 0.75 * math.log(3))
+    first = m[0, 0].item() * math.log(3)
+    torch.testing.assert_close(first, 5 / 8 * math.log(3) + 1 / 8 * math.log(3))
+    torch.testing.assert_close(first, y.item())  # the whole difference: the second token is as in the reference
+
+
 @settings(deadline=None)
 @given(st.lists(st.floats(-20, 20), min_size=4, max_size=4))
 def test_a_softmax_of_two_is_a_rescaled_sigmoid(values):

@@ -6,7 +6,7 @@ import inspect
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -43,7 +43,7 @@ class Contributions:
     value_path: Tensor | None = None  # (batch, layers, heads): p_bar dv, what the attended tokens carry
     attention_path: Tensor | None = None  # (batch, layers, heads): dp v_bar, where the head looks
     residual: Tensor | None = None  # (batch, layers): what goes past the heads
-    attention: Tensor | None = None  # (batch, layers, heads, query, key): the input's probabilities
+    attention: Tensor | None = None  # (batch, layers, heads, query, key): the input's probabilities; heads=True only
     edges: Tensor | None = None  # (batch, edges asked for, query, key): contributions, both paths
 
     @property
@@ -77,7 +77,8 @@ def deeplift(
             ``(start, end)`` token positions, each a number or ``(batch,)``; or a function of the model's output
             that returns ``(batch,)``, subject to the rules like the model.
         heads: whether to split every layer by heads and residual as well (and return the attention).
-        edges: (layer from 1, head from 0) of the heads whose query-by-key contributions are wanted.
+        edges: (layer from 1, head from 0) of the heads whose query-by-key contributions are wanted; without ``heads``
+            nothing else of this size is returned.
         rule: ``"exact"``, or ``"paper2019"``: see ``paper2019``; needs no reference, and its relevance adds up to 1.
         tokenizer: tells which tokens are special; None: the one saved beside the model.
 
@@ -104,10 +105,9 @@ def deeplift(
         found = [_against(model, given, each, target, heads, asked) for each in made]
     if len(found) == 1:
         return found[0]
-    values = {f.name: [getattr(each, f.name) for each in found] for f in fields(Contributions)}
-    values |= {"output": [None], "reference_output": [None]}
-    means = {name: None if of[0] is None else torch.stack(of).mean(0) for name, of in values.items()}
-    return Contributions(**means | {"output": found[0].output})
+    tensors = [name for name, value in vars(found[0]).items() if isinstance(value, Tensor)]
+    means = {name: torch.stack([getattr(each, name) for each in found]).mean(0) for name in tensors}
+    return replace(found[0], reference_output=None, **means)
 
 
 def _against(
@@ -121,7 +121,7 @@ def _against(
     # A leaf that wants a gradient, so that there is a graph although the weights count as constants.
     tape.embedded = words(given["input_ids"]).detach().requires_grad_()
     with _hidden_states(model) as states:
-        tape.watch = watch = _Heads(states, states0, edges) if heads or edges else None
+        tape.watch = watch = _Heads(states, states0, edges, heads) if heads or edges else None
         with replay(tape):
             output = model(**given, return_dict=True)
     function = target_function(target, output, given)
@@ -134,9 +134,9 @@ def _against(
     split = watch.split(value.detach(), value0) if watch else {}
     return Contributions(
         **_sums(terms),
+        **split,
         target_value=value.detach(),
         reference_value=value0,
-        **split,
         output=_detached(output),
         reference_output=output0,
     )
@@ -263,8 +263,9 @@ def _hidden_states(model: Any) -> Iterator[list[Tensor]]:
 class _Heads:
     """Splits the layers: catches the multipliers of the heads' results and of the residual sum in the backward pass."""
 
-    def __init__(self, states: list[Tensor], states0: list[Tensor], edges: list[tuple[int, int]]) -> None:
+    def __init__(self, states: list[Tensor], states0: list[Tensor], edges: list[tuple[int, int]], maps: bool) -> None:
         self.states, self.states0, self.edges = states, states0, edges
+        self.maps = maps  # whether to keep the attention probabilities of all heads
         self.found: dict[tuple[str, Any], Tensor] = {}
         self.attended_in = 0  # the layer whose attention came last: the next sum has to be its residual one
 
@@ -281,7 +282,8 @@ class _Heads:
         by_head = (self.states[-2].shape[0], -1)
         p, v, p_bar, v_bar = (each.reshape(*by_head, *each.shape[-2:]) for each in (p, v, p_bar, v_bar))
         dp, dv = 2 * (p - p_bar), 2 * (v - v_bar)
-        self.found["attention", layer] = p
+        if self.maps:
+            self.found["attention", layer] = p
 
         def split(m: Tensor) -> None:
             m = m.reshape(*by_head, *m.shape[-2:])
@@ -304,7 +306,7 @@ class _Heads:
             missed = (sum(sums) - (value - value0)).abs()
             if len(sums) < 3 or (missed > rounding + eps**0.5 * sum(each.abs() for each in sums)).any():
                 raise UnsupportedOperationError(f"heads: layer {layer} is not one attention and one residual sum")
-        names = ("residual", "value_path", "attention_path", "attention")
+        names = ("residual", "value_path", "attention_path", *(("attention",) if self.maps else ()))
         found = {name: torch.stack([self.found[name, layer] for layer in numbers], 1) for name in names}
         if self.edges:
             found["edges"] = torch.stack([self.found["edges", tuple(edge)] for edge in self.edges], 1)

@@ -28,11 +28,14 @@ def reference_embeddings(model: Any, ids: Tensor, reference: str | Tensor, token
     """
     words: Any = model.get_input_embeddings()
     if isinstance(reference, Tensor):
-        count = words.num_embeddings
-        if not reference.is_floating_point() and bool(((reference < 0) | (reference >= count)).any()):
-            wrong = reference[(reference < 0) | (reference >= count)][0]
-            raise InputError(f"reference has token id {wrong}; allowed: 0 to {count - 1}")
-        found = reference.to(ids.device) if reference.is_floating_point() else words(reference.to(ids.device))
+        if reference.is_floating_point():
+            found = reference.to(ids.device)
+        elif bool((outside := (reference < 0) | (reference >= words.num_embeddings)).any()):
+            raise InputError(
+                f"reference has token id {reference[outside][0]}; allowed: 0 to {words.num_embeddings - 1}"
+            )
+        else:
+            found = words(reference.to(ids.device))
         if found.shape != (*ids.shape, words.embedding_dim):
             raise InputError(
                 f"reference has shape {tuple(reference.shape)}; allowed: token ids {tuple(ids.shape)} or embeddings "

@@ -1,8 +1,8 @@
 """DeepLIFT's multipliers as autograd Functions: the forward is the operation, the backward pulls multipliers.
 
-Every Function takes the actual operands and those of the reference (named ``*0``). In its backward the
-incoming "gradient" ``G`` is the multiplier of the output, and what it returns are the multipliers of the
-inputs, chosen so that
+Every Function takes the actual operands and those of the reference (named ``*0``), or the means of both
+(``*_bar``). In its backward the incoming "gradient" ``G`` is the multiplier of the output, and what it
+returns are the multipliers of the inputs, chosen so that
 
     sum(m_in * (x - x0)) = sum(G * (y - y0))                                  (summation-to-delta)
 
@@ -175,18 +175,10 @@ class LayerNorm(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        x0: Tensor,
-        mean0: Tensor,
-        s0: Tensor,
-        shape: tuple[int, ...],
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
+        ctx: Any, x: Tensor, x0: Tensor, mean0: Tensor, s0: Tensor, shape: tuple[int, ...], weight: Any, *bias_eps: Any
     ) -> Tensor:
-        """Layer normalisation of ``x`` over its last dimensions, ``shape``."""
-        y, mean, s = torch.native_layer_norm(x, shape, weight, bias, eps)
+        """Layer normalisation over the last dimensions, ``shape``; ``mean0`` and ``s0`` are those of ``x0``."""
+        y, mean, s = torch.native_layer_norm(x, shape, weight, *bias_eps)
         ctx.shape = shape
         ctx.save_for_backward(x.lerp(x0, 0.5).sub_((mean + mean0) / 2), s, s0, weight)
         return y
