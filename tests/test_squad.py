@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from bertlift.errors import InputError
 from bertlift.files import replacing, write_json, write_text
 from bertlift.squad.schema import Answer, Question, check_splits, read_squad, spread, write_squad
-from conftest import ROOT, SHARED
+from conftest import SHARED
 
 GOOD = {
     "version": "v2.0",
@@ -268,16 +268,3 @@ def test_if_the_last_step_fails_the_old_directory_is_back(tmp_path, monkeypatch)
 @pytest.mark.parametrize(("name", "count"), [("squad2-train", 3708), ("squad2-dev", 1105), ("paper-example", 1)])
 def test_real_squad_is_read_without_a_fault(name, count):
     assert len(read_squad(SHARED / f"{name}.json")) == count
-
-
-def test_the_corpus_is_sound_and_as_large_and_balanced_as_its_datasheet_says():
-    train, dev = read_squad(ROOT / "data/corpus/train"), read_squad(ROOT / "data/corpus/dev")
-    check_splits(train, dev, ("train", "dev"))
-    assert (len({q.title for q in train}), len({q.context for q in train}), len(train)) == (22, 44, 396)
-    assert (len({q.title for q in dev}), len({q.context for q in dev}), len(dev)) == (12, 20, 148)
-    assert sum(q.is_impossible for q in train) / len(train) == pytest.approx(1 / 3)
-    lengths = [len(q.context.split()) for q in train + dev]
-    assert (min(lengths), max(lengths)) == (113, 130)
-    papers = next(q for q in dev if q.name == "beyonce")
-    assert papers.question.lower() == "when did beyonce start becoming popular?"
-    assert papers.golds[0] == "late 1990s"

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from bertlift.config import FILE_KEYS
+from bertlift.errors import InputError
+from bertlift.squad.corpus import check_corpus
 
 USAGE = """usage: bertlift sweep [--multirun] [hydra options] key=value[,value...] ...
+       bertlift corpus check [directory]
 
 sweep   run the pipeline as DVC experiments in workspaces of their own, one for each combination of
         values: bertlift sweep --multirun analysis.clusters.k=4,6
         Stages whose settings do not change come from DVC's cache; compare with: dvc exp show
+corpus  check the corpus in a directory (data/corpus) with the splits train and dev: spans, wording, balance,
+        near-duplicates; print its size and balance as JSON
 """
 
 
@@ -49,17 +56,33 @@ def _sweep(_: DictConfig) -> None:
         sys.exit(done.returncode)
 
 
+def _corpus(arguments: list[str]) -> None:
+    if arguments[:1] != ["check"] or len(arguments) > 2:
+        _refuse(f"bertlift corpus: given {' '.join(arguments) or 'nothing'}; allowed: check [directory]")
+    directory = Path(arguments[1] if len(arguments) > 1 else "data/corpus")
+    try:
+        found = check_corpus(directory)
+    except InputError as error:
+        _refuse("\n".join(f"bertlift corpus: {line}" for line in str(error).splitlines()), status=1)
+    print(json.dumps(found, indent=2))
+
+
+def _refuse(message: str, status: int = 2) -> NoReturn:
+    print(message, file=sys.stderr)
+    sys.exit(status)
+
+
 def main() -> None:
     """Entry point of the ``bertlift`` command."""
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         sys.exit(0 if arguments else 2)
+    if arguments[0] == "corpus":
+        return _corpus(arguments[1:])
     if arguments[0] != "sweep":
-        print(f"bertlift: there is no command {arguments[0]!r}; allowed: sweep (bertlift --help)", file=sys.stderr)
-        sys.exit(2)
+        _refuse(f"bertlift: there is no command {arguments[0]!r}; allowed: corpus, sweep (bertlift --help)")
     if not (Path("conf/config.yaml").is_file() and Path("dvc.yaml").is_file()):
-        print("bertlift sweep: no conf/config.yaml and dvc.yaml here; run it in the project's root", file=sys.stderr)
-        sys.exit(2)
+        _refuse("bertlift sweep: no conf/config.yaml and dvc.yaml here; run it in the project's root")
     sys.argv = [f"{sys.argv[0]} sweep", f"--config-dir={Path('conf').resolve()}", *arguments[1:]]
     _sweep()
