@@ -1,9 +1,9 @@
 """What exact DeepLIFT costs, on a random model of BERT-base's shape: one JSON object on standard output.
 
 Every timing is a ratio within this run: of medians of alternating repetitions, with a fixed number of threads.
-Peak memory is that of a process of its own for each. The comparisons with Captum and LXT are made where these can be
-imported, else they are null. LXT 2.1 needs an older transformers (4.52 serves) in an environment of its own; the
-engine runs there too (``PYTHONPATH=src``).
+Peak memory is that of a process of its own for each. The comparisons with Captum, SHAP and LXT are made where
+these can be imported, else they are null. LXT 2.1 needs an older transformers (4.52 serves) in an environment of
+its own; the engine runs there too (``PYTHONPATH=src``).
 """
 
 from __future__ import annotations
@@ -172,6 +172,33 @@ def beside_captum(repetitions: int) -> dict[str, Any]:
     return found
 
 
+def beside_shap(repetitions: int) -> dict[str, Any]:
+    """What the sums of SHAP's DeepExplainer miss at 128 x 1, with its own check of them switched off."""
+    import shap
+
+    case = Case(128, 1)
+    target, mask = case.target, case.inputs["attention_mask"]
+
+    class Scored(torch.nn.Module):
+        """The target as a module from word embeddings to ``(batch, 1)``."""
+
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, embedded: torch.Tensor) -> torch.Tensor:
+            output = self.model(inputs_embeds=embedded, attention_mask=mask.expand(len(embedded), -1))
+            return target(output)[:, None]
+
+    scored, words = Scored(case.model), case.model.get_input_embeddings()
+    actual, reference = words(case.inputs["input_ids"]).detach(), words(case.reference).detach()
+    with warnings.catch_warnings(action="ignore"):  # on the modules that it does not know
+        scores = shap.DeepExplainer(scored, reference).shap_values(actual, check_additivity=False)
+    with torch.no_grad():
+        difference = float((scored(actual) - scored(reference)).sum())
+    return {"shap": shap.__version__, "shap_deep_relative_delta": abs(float(scores.sum()) / difference - 1)}
+
+
 def beside_lxt(repetitions: int) -> dict[str, Any]:
     """How much longer than LXT we take for all layers (128 x 4), and how far its relevance is from summing to f(x)."""
     from importlib.metadata import version
@@ -212,7 +239,7 @@ def main() -> None:
         "float32": relative_delta(torch.float32),
         "float64": relative_delta(torch.float64),
     }
-    for name, compare in (("captum", beside_captum), ("lxt", beside_lxt)):
+    for name, compare in (("captum", beside_captum), ("shap", beside_shap), ("lxt", beside_lxt)):
         result |= compare(options.repetitions) if find_spec(name) else {name: None}
     print(json.dumps(result, indent=2))
 

@@ -13,10 +13,11 @@ from bertlift.config import Reader as Settings
 from bertlift.config import load_params
 from bertlift.errors import InputError
 from bertlift.reader.description import Description
-from bertlift.reader.load import find, load_model, load_reader, save_reader
+from bertlift.reader.load import find, load_model, load_reader, merge_adapter, save_reader
+from bertlift.reader.train import write_adapter
 from conftest import ROOT
 
-DESCRIPTION = Description("tiny", "here", None, "x", True, 64, 16, 30, 20, 0.25, 50.0, 7)
+DESCRIPTION = Description("tiny", "here", None, "x", None, True, 64, 16, 30, 20, 0.25, 50.0, 7)
 
 
 def copied(directory, tmp_path):
@@ -186,3 +187,74 @@ def test_a_directory_without_or_with_a_broken_description(tiny_reader, tmp_path)
     for text in (b"{", b'{"name": "x"}', b"[1]", b"null", b"\xff\xfe"):
         (place / "reader.json").write_bytes(text)
         assert "reader.json: broken" in refusal(load_reader, place)
+
+
+@pytest.fixture
+def adapter(tiny_encoder, tmp_path):
+    """A model, the same after training (but for its embeddings), and a function that writes what changed."""
+    (base, _), (tuned, words) = (load_model(tiny_encoder, new_head=True) for _ in range(2))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, weight in tuned.named_parameters():
+            if "embeddings" not in name or "LayerNorm" in name:
+                weight.add_(0.1 * torch.randn_like(weight))
+
+    def write(rank):
+        write_adapter(tmp_path / "adapter", base, tuned, rank, "package tiny")
+        return tmp_path / "adapter"
+
+    return tuned, words, write
+
+
+def merged(tiny_encoder, directory):
+    torch.manual_seed(2)  # another head than the adapter's
+    return merge_adapter(load_model(tiny_encoder, new_head=True)[0], directory)
+
+
+def test_an_adapter_of_full_rank_is_the_trained_model(adapter, tiny_encoder):
+    tuned, _, write = adapter
+    again = merged(tiny_encoder, write(64))  # more than the width
+    assert not again.training
+    for name, weight in tuned.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], weight, atol=2e-3, rtol=2e-3)  # half precision
+
+
+def test_an_adapter_is_the_nearest_of_its_rank(adapter, tiny_encoder):
+    """The part of the change that is left out has the energy of the singular values that are left out."""
+    tuned, _, write = adapter
+    before, again = load_model(tiny_encoder, new_head=True)[0].state_dict(), merged(tiny_encoder, write(3)).state_dict()
+    for name in (name for name in before if "query.weight" in name or "dense.weight" in name):
+        change = tuned.state_dict()[name] - before[name]
+        missed = (tuned.state_dict()[name] - again[name]).norm()
+        torch.testing.assert_close(missed, torch.linalg.svdvals(change)[3:].norm(), rtol=1e-2, atol=1e-3)
+
+
+def test_an_adapter_names_its_base_and_no_path(adapter):
+    directory = adapter[2](4)
+    config = json.loads((directory / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "package tiny"
+    assert sorted(path.name for path in directory.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+def test_an_adapter_does_not_hold_embeddings(adapter):
+    tuned, _, write = adapter
+    with torch.no_grad():
+        tuned.get_input_embeddings().weight[5] += 1
+    assert "training.freeze_embeddings=true" in refusal(write, 4)
+
+
+def test_adapters_that_cannot_be_used(adapter, tiny_encoder, tmp_path):
+    directory = adapter[2](4)
+    model, _ = load_model(tiny_encoder, new_head=True)
+    assert "no adapter_config.json; reader.adapter names" in refusal(merge_adapter, model, tmp_path)
+    weights = directory / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    save_file({name: value[:1] for name, value in tensors.items()}, weights)
+    assert "the adapter does not fit the model" in refusal(merge_adapter, model, directory)
+    lost = next(name for name in tensors if "lora_A" in name)
+    save_file({name: value for name, value in tensors.items() if name != lost}, weights)
+    assert "the adapter lacks 1 tensors" in refusal(
+        merge_adapter, load_model(tiny_encoder, new_head=True)[0], directory
+    )
+    weights.write_bytes(b"nothing")
+    assert "the adapter does not fit the model" in refusal(merge_adapter, model, directory)

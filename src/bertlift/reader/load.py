@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ HUB_FILES = (
 )
 # Without one of these the library makes a tokenizer that knows no word.
 VOCABULARIES = ("tokenizer.json", "vocab*.txt", "vocab*.json")
+ADAPTER = "adapter_model.safetensors"
 PICKLES = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt", "tf_model.h5", "flax_model.msgpack")
 # What the encoders' configurations call the two probabilities (the second pair: DistilBERT).
 DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
@@ -140,13 +142,14 @@ def _from_package(package: str, expected: str | None) -> Source:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the library's own notes on new heads and unused pooler weights: we check those ourselves."""
     before = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # of peft, on the base model's name
+            yield
     finally:
         transformers_logging.set_verbosity(before)
 
@@ -172,7 +175,7 @@ def load_model(directory: Path, *, new_head: bool, dropout: float | None = None)
     if not any(file for pattern in VOCABULARIES for file in directory.glob(pattern)):
         raise InputError(f"reader: {directory}: has no tokenizer; add a tokenizer.json")
     try:
-        with _quiet():
+        with quiet():
             config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
             config.num_labels = 2  # start and end, whatever the checkpoint was trained for before
             for key in DROPOUTS:
@@ -204,9 +207,35 @@ def load_model(directory: Path, *, new_head: bool, dropout: float | None = None)
     return model.eval(), tokenizer
 
 
+def merge_adapter(model: Any, directory: Path) -> Any:
+    """The model with a low-rank adapter of ``peft`` (Hu et al. 2022) merged into its weights, in evaluation mode.
+
+    Raises:
+        InputError: if the directory has no safetensors adapter, or one that does not fit the model.
+    """
+    from peft import PeftModel, get_peft_model_state_dict  # here: only an adapter needs it, and it takes seconds
+
+    for name in ("adapter_config.json", ADAPTER):
+        if not (directory / name).is_file():
+            raise InputError(
+                f"reader: {directory}: no {name}; reader.adapter names a directory that training.adapter_rank made"
+            )
+    try:
+        with quiet():
+            adapted: Any = PeftModel.from_pretrained(model, str(directory), local_files_only=True)
+        with safe_open(directory / ADAPTER, framework="pt") as tensors:
+            absent = sorted(set(get_peft_model_state_dict(adapted)) - set(tensors.keys()))
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"reader: {directory}: the adapter does not fit the model: {reason}") from error
+    if absent:
+        raise InputError(f"reader: {directory}: the adapter lacks {len(absent)} tensors ({', '.join(absent[:3])})")
+    return adapted.merge_and_unload().eval()
+
+
 def save_reader(directory: Path, model: Any, tokenizer: Any, description: Description) -> None:
     """Write weights (safetensors), tokenizer and ``reader.json`` into ``directory``."""
-    with _quiet():
+    with quiet():
         model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
     description.write(directory)

@@ -2,45 +2,46 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
+import math
 import random
+import re
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
 from dvclive import Live
+from safetensors.torch import save_file
+from torch import nn
 from transformers import Trainer, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from bertlift.config import Reader as ReaderSettings
 from bertlift.config import Training
-from bertlift.reader.load import load_model
+from bertlift.errors import InputError
+from bertlift.reader.load import ADAPTER, load_model, quiet
 from bertlift.reader.predict import all_windows, collate, decode
-from bertlift.reader.windows import Window
+from bertlift.reader.windows import PASSAGE, Window
 from bertlift.squad.metrics import evaluate
 from bertlift.squad.schema import Question
 
+CHECKPOINTS = 4  # times that a run is tried on the held-out questions and kept
+NOWHERE = -1e4  # the logit of a position where no answer can stand
+POOL = 16  # batches that are put together from windows sorted by length
+SENTENCE_END = re.compile(r"(?<=[.!?]) (?=\S)")
 CURVES = ("loss", "learning_rate", "eval_loss", "eval_exact", "eval_f1", "eval_HasAns_f1", "eval_NoAns_f1")
 
 
-@dataclass(frozen=True)
-class _Example:
-    """A window as the Trainer's data set holds it; the Trainer only passes it on to the collator."""
-
-    window: Window
-
-    def __len__(self) -> int:
-        return len(self.window.input_ids)
-
-
 def write_curves(directory: Path, history: Sequence[dict[str, Any]]) -> None:
-    """Write the Trainer's log as DVCLive curves: loss and learning rate, dev exact match and F1.
+    """Write the Trainer's log as DVCLive curves: loss and learning rate, exact match and F1 on the held-out questions.
 
     Written once, from the whole log, so that a run that was resumed has the curves of one that was not.
     Clock times are left out: they differ in each run.
@@ -50,7 +51,7 @@ def write_curves(directory: Path, history: Sequence[dict[str, Any]]) -> None:
             live.step = int(entry["step"])
             for key in CURVES:
                 if key in entry:
-                    group = "dev" if key.startswith("eval_") else "train"
+                    group = "held_out" if key.startswith("eval_") else "train"
                     live.log_metric(f"{group}/{key.removeprefix('eval_')}", float(entry[key]))
             live.make_summary()
 
@@ -77,6 +78,45 @@ def calibration_split(questions: list[Question], share: float, seed: int) -> tup
     return [q for q in questions if unit[q.id] not in aside], [q for q in questions if unit[q.id] in aside]
 
 
+def sentences(questions: Sequence[Question], seed: int) -> list[Question]:
+    """Every question over a part of its passage: the sentence of the first gold answer, with a neighbour or not.
+
+    An unanswerable question gets a sentence at random. So short a text costs a third of the time of a passage, and
+    what is learned on it, which words answer a question, holds for the passage. Questions whose answer runs over a
+    sentence's end are left out.
+    """
+    choose = random.Random(seed)  # noqa: S311 - no secret
+    found = []
+    for question in questions:
+        ends = [match.end() for match in SENTENCE_END.finditer(question.context)]
+        cuts = [0, *ends, len(question.context)]
+        at = question.answers[0].start if question.answers else choose.randrange(len(question.context))
+        number = bisect.bisect_right(ends, at)
+        first = max(0, number - choose.randrange(2))
+        start, end = cuts[first], cuts[min(len(cuts) - 1, max(first + 2, number + 1))]
+        answers = [replace(answer, start=answer.start - start) for answer in question.answers[:1]]
+        if all(answer.start + len(answer.text) <= end - start for answer in answers):
+            found.append(replace(question, context=question.context[start:end].rstrip(), answers=tuple(answers)))
+    return found
+
+
+def schedule(windows: Sequence[Window], size: int, epochs: float, seed: int) -> list[list[Window]]:
+    """Batches for so many passes over the windows: in random order, windows of like length together."""
+    choose = random.Random(seed)  # noqa: S311 - no secret
+    each = math.ceil(len(windows) / size)
+    batches: list[list[Window]] = []
+    while len(batches) < round(epochs * each):
+        order = list(windows)
+        choose.shuffle(order)
+        for start in range(0, len(order), POOL * size):
+            pool = sorted(order[start : start + POOL * size], key=lambda window: len(window.input_ids))
+            batches += [pool[at : at + size] for at in range(0, len(pool), size)]
+        last = batches[-each:]
+        choose.shuffle(last)
+        batches[-each:] = last
+    return batches[: round(epochs * each)]
+
+
 def fast_bfloat16() -> bool:
     """Whether this machine multiplies bfloat16 matrices in hardware."""
     if torch.cuda.is_available():
@@ -89,15 +129,35 @@ def fingerprint(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+class SpanTrainer(Trainer):
+    """The Trainer with the loss over the positions that an answer may have, as they are decoded.
+
+    The mean cross-entropy of start and end over passage tokens and ``[CLS]`` (``readable``, ``(batch, tokens)``): the
+    model need not learn that answers do not stand in the question or the padding.
+    """
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """The loss, and with ``return_outputs`` the model's output as well."""
+        names = ("start_positions", "end_positions", "readable")
+        starts, ends, readable = (inputs[name] for name in names)
+        output = model(**{name: value for name, value in inputs.items() if name not in names})
+        logits = [each.float().masked_fill(~readable, NOWHERE) for each in (output.start_logits, output.end_logits)]
+        losses = [F.cross_entropy(each, at) for each, at in zip(logits, (starts, ends), strict=True)]
+        loss = (losses[0] + losses[1]) / 2
+        return (loss, output) if return_outputs else loss
+
+
 def finetune(
     directory: Path,
     train: Sequence[Question],
-    dev: Sequence[Question],
+    held_out: Sequence[Question],
     settings: ReaderSettings,
     training: Training,
     checkpoints: Path,
 ) -> tuple[Any, Any, list[dict[str, Any]]]:
-    """Fine-tune the checkpoint in ``directory``: the best model by dev F1, its tokenizer, the Trainer's log.
+    """Fine-tune the checkpoint in ``directory``: the best model by held-out F1, its tokenizer, the log.
 
     An unanswerable question's span is ``[CLS]``, as is that of a window that does not hold the answer.
     Training is deterministic for one machine, seed and number of threads. If ``checkpoints`` holds
@@ -107,7 +167,7 @@ def finetune(
     Args:
         directory: a checkpoint directory, with or without a QA head.
         train: questions to train on.
-        dev: questions whose F1 chooses the best of the checkpoints, one an epoch.
+        held_out: questions whose F1 chooses the best of the checkpoints, of which there are ``CHECKPOINTS``.
         settings: window sizes, batch size for evaluation.
         training: epochs, learning rate and so on.
         checkpoints: where checkpoints are kept while training.
@@ -115,43 +175,60 @@ def finetune(
     set_seed(training.seed)
     torch.use_deterministic_algorithms(True)
     model, tokenizer = load_model(directory, new_head=True, dropout=training.dropout)
-    train_windows = all_windows(train, tokenizer, settings.max_length, settings.doc_stride)
-    dev_windows = all_windows(dev, tokenizer, settings.max_length, settings.doc_stride)
+    if training.freeze_embeddings:
+        model.base_model.embeddings.requires_grad_(False)
+    size, seed = training.batch_size, training.seed
+    parts, wholes = (
+        all_windows(each, tokenizer, settings.max_length, settings.doc_stride)
+        for each in (sentences(train, seed), train)
+    )
+    # Twice as many sentences fit into a batch.
+    plan = schedule(parts, 2 * size, training.sentence_epochs, seed) + schedule(wholes, size, training.epochs, seed)
+    plan = plan[: max(1, len(plan) // CHECKPOINTS) * CHECKPOINTS]
+    held_out_windows = all_windows(held_out, tokenizer, settings.max_length, settings.doc_stride)
 
-    def collator(examples: list[_Example]) -> dict[str, torch.Tensor]:
-        windows = [example.window for example in examples]
+    def collator(items: list[list[Window]]) -> dict[str, torch.Tensor]:
+        windows = [window for item in items for window in item]
         labels = [window.label() for window in windows]
-        return collate(windows, tokenizer) | {
+        batch = collate(windows, tokenizer)
+        readable = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
+        for row, window in enumerate(windows):
+            readable[row, : len(window.segments)] = torch.tensor(window.segments) == PASSAGE
+            readable[row, window.cls] = True
+        return batch | {
             "start_positions": torch.tensor([start for start, _ in labels]),
             "end_positions": torch.tensor([end for _, end in labels]),
+            "readable": readable,
         }
 
     def metrics(output: Any) -> dict[str, float]:
         starts, ends = (np.asarray(each, dtype=np.float64) for each in output.predictions[:2])
         logits = [
             (starts[row, : len(window.input_ids)], ends[row, : len(window.input_ids)])
-            for row, window in enumerate(dev_windows)
+            for row, window in enumerate(held_out_windows)
         ]
-        predictions = decode(dev_windows, logits, settings.n_best, settings.max_answer_length)
-        found = evaluate(dev, {p.question.id: p.answer(0.0) for p in predictions})
+        predictions = decode(held_out_windows, logits, settings.n_best, settings.max_answer_length)
+        found = evaluate(held_out, {p.question.id: p.answer(0.0) for p in predictions})
         return {key: float(value) for key, value in found.items() if not key.endswith("total")}
 
-    steps = max(1, round(training.epochs * np.ceil(len(train_windows) / training.batch_size)))
     arguments = TrainingArguments(
         output_dir=str(checkpoints),
-        num_train_epochs=training.epochs,
+        num_train_epochs=1,  # of the plan
         learning_rate=training.learning_rate,
-        per_device_train_batch_size=training.batch_size,
+        per_device_train_batch_size=1,  # an item of the plan is a batch
         per_device_eval_batch_size=settings.batch_size,
-        warmup_steps=round(training.warmup * steps),
+        warmup_steps=round(training.warmup * len(plan)),
         weight_decay=training.weight_decay,
         seed=training.seed,
         use_cpu=not torch.cuda.is_available(),
         bf16=training.bfloat16 and fast_bfloat16(),
-        eval_strategy="epoch",
-        save_strategy="epoch",
+        eval_strategy="steps",
+        eval_steps=math.ceil(len(plan) / CHECKPOINTS),
+        save_strategy="steps",
+        save_steps=math.ceil(len(plan) / CHECKPOINTS),
         save_total_limit=2,
-        logging_steps=max(1, steps // 50),
+        train_sampling_strategy="sequential",
+        logging_steps=max(1, len(plan) // 50),
         load_best_model_at_end=True,
         metric_for_best_model="f1",
         greater_is_better=True,
@@ -162,11 +239,11 @@ def finetune(
         report_to=[],
     )
     resume = get_last_checkpoint(str(checkpoints)) if checkpoints.is_dir() else None
-    trainer = Trainer(
+    trainer = SpanTrainer(
         model=model,
         args=arguments,
-        train_dataset=[_Example(window) for window in train_windows],
-        eval_dataset=[_Example(window) for window in dev_windows],
+        train_dataset=plan,
+        eval_dataset=[[window] for window in held_out_windows],
         data_collator=collator,
         compute_metrics=metrics,
     )
@@ -175,6 +252,67 @@ def finetune(
     # Without the wrapper that autocasts to bfloat16.
     best = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     return best.eval(), tokenizer, trainer.state.log_history
+
+
+def write_adapter(directory: Path, base: Any, tuned: Any, rank: int, origin: str) -> None:
+    """Write what training changed as a low-rank adapter that ``peft`` reads, in half precision.
+
+    A matrix's change is cut to its ``rank`` largest singular values, the nearest matrix of that rank (Eckart and
+    Young 1936), and split into LoRA's two factors (Hu et al. 2022); biases, normalisation and QA head are kept whole.
+
+    Args:
+        directory: to write ``adapter_config.json`` and safetensors into.
+        base: the model before training; is changed.
+        tuned: the model afterwards.
+        rank: of each matrix's change.
+        origin: what to call the base model in the adapter's description.
+
+    Raises:
+        InputError: if an embedding was trained, which an adapter does not hold.
+    """
+    # Imported here: only an adapter needs it, and it takes seconds.
+    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+    from peft.tuners.lora import LoraLayer
+    from peft.utils import ModulesToSaveWrapper
+
+    tuned_modules: dict[str, Any] = dict(tuned.named_modules())
+    for name, module in base.named_modules():
+        if isinstance(module, nn.Embedding) and not torch.equal(module.weight, tuned_modules[name].weight):
+            raise InputError(
+                f"training.adapter_rank is {rank}, but {name} was trained; set training.freeze_embeddings=true"
+            )
+    norms = sorted({name.split(".")[-1] for name, each in base.named_modules() if isinstance(each, nn.LayerNorm)})
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=rank,  # a factor of 1
+        lora_bias=True,
+        target_modules="all-linear",
+        exclude_modules=["qa_outputs"],
+        modules_to_save=["qa_outputs", *norms],
+        base_model_name_or_path=origin,
+        inference_mode=True,
+    )
+    with quiet():
+        adapted: Any = get_peft_model(base, config)
+    config = adapted.peft_config["default"]
+    config.base_model_name_or_path = origin
+    modules = dict(adapted.base_model.model.named_modules())
+    matrices: dict[str, Any] = {name: each for name, each in modules.items() if isinstance(each, LoraLayer)}
+    whole: dict[str, Any] = {name: each for name, each in modules.items() if isinstance(each, ModulesToSaveWrapper)}
+    with torch.no_grad():
+        for name, layer in matrices.items():
+            after, before = tuned_modules[name], layer.base_layer
+            left, values, right = torch.linalg.svd(after.weight - before.weight, full_matrices=False)
+            root = values[:rank].sqrt()
+            layer.lora_B["default"].weight[:, : len(root)] = left[:, :rank] * root
+            layer.lora_A["default"].weight[: len(root)] = root[:, None] * right[:rank]
+            layer.lora_B["default"].bias.copy_(after.bias - before.bias)
+        for name, wrapper in whole.items():
+            wrapper.modules_to_save["default"].load_state_dict(tuned_modules[name].state_dict())
+    config.save_pretrained(str(directory))
+    with quiet():
+        tensors = {name: value.half().contiguous() for name, value in get_peft_model_state_dict(adapted).items()}
+    save_file(tensors, directory / ADAPTER, metadata={"format": "pt"})
 
 
 def run_name(weights: str, train: Sequence[Question], settings: ReaderSettings, training: Training) -> str:
