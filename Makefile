@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: repro test lint lock
+.PHONY: repro test lint adapter seeds lock
 
 repro: $(VENV)/installed ## run the study: every figure and the report
 	dvc repro
@@ -16,6 +16,13 @@ lint: $(VENV)/installed ## formatter, linters, types, and the direction of impor
 	ruff check .
 	mypy
 	lint-imports
+
+adapter: $(VENV)/installed ## train the adapter of reader=minilm_ready again (half an hour)
+	dvc exp run -S reader=minilm -S training=adapter finetune
+	cp data/reader/adapter/* data/readers/minilm_ready/
+
+seeds: $(VENV)/installed ## train reader=minilm from five seeds: reports/metrics/reader_seeds.json (40 minutes)
+	python benchmarks/reader_seeds.py
 
 lock: $(VENV)/installed ## write what is installed here as the new constraints
 	pip freeze --exclude bertlift | sed 's/+cpu$$//' > constraints.txt

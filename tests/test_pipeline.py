@@ -63,6 +63,14 @@ def test_the_evaluation_is_the_official_one_of_the_written_predictions(workspace
     assert evaluate(dev, answers, na_prob) == workspace.read("reports/metrics/evaluation.json")
 
 
+def test_the_showcase_is_scored_as_the_official_measures_do(workspace):
+    found = workspace.read("reports/metrics/showcase.json")
+    given = found["questions"]["beyonce"]
+    assert given["golds"] == ["late 1990s", "in the late 1990s", "the late 1990s"]
+    assert given["exact"] == float(given["answer"] in given["golds"])
+    assert (found["total"], found["right"]) == (1, given["exact"])
+
+
 def test_every_figure_is_there_and_is_no_blank_picture(workspace):
     names = [f"layer_{row:02d}" for row in range(1, 7)] + ["output", "overview"]
     for name in [*(f"beyonce/{each}" for each in names), "map_clusters", "map_question_words", "clusters"]:
@@ -83,7 +91,7 @@ def test_the_plots_can_be_drawn(workspace):
     workspace.run("dvc", "plots", "show", "--out", "plots-out")
     page = (workspace.root / "plots-out/index.html").read_text(encoding="utf-8")
     assert "Training loss" in page
-    assert "F1 on the dev questions" in page
+    assert "F1 on the training articles set aside" in page
     shutil.rmtree(workspace.root / "plots-out")
 
 

@@ -34,7 +34,7 @@ from bertlift.squad.schema import Answer, Question
 from conftest import PASSAGES, make_question
 
 LONG = " ".join(PASSAGES.values())
-DESCRIPTION = Description("tiny", "here", None, "x", True, 32, 8, 5, 20, 0.0, 0.0, 1)
+DESCRIPTION = Description("tiny", "here", None, "x", None, True, 32, 8, 5, 20, 0.0, 0.0, 1)
 
 
 def long_question(answer=None, identity="long"):

@@ -145,7 +145,7 @@ def page(cmap, tmp_path):
     )
     example = draw_example(one, tmp_path / "example", cmap, SETTINGS)
     picture = example.output
-    reader = Description(EVIL, EVIL, None, "x", True, 32, 8, 5, 20, 0.25, 50.0, 9)
+    reader = Description(EVIL, EVIL, None, "x", None, True, 32, 8, 5, 20, 0.25, 50.0, 9)
     metrics = {
         "evaluation": {"exact": 50.0, "f1": 61.26, "total": 4, "NoAns_exact": 1.0, "NoAns_f1": 1.0, "NoAns_total": 2},
         "attribution": {

@@ -173,7 +173,7 @@ def test_a_schedule_passes_over_all_windows(lengths, size, epochs, seed):
     windows = [SimpleNamespace(input_ids=[0] * length, number=number) for number, length in enumerate(lengths)]
     batches = schedule(windows, size, epochs, seed)
     each = -(-len(lengths) // size)
-    assert len(batches) == round(epochs * each)
+    assert len(batches) == math.ceil(epochs * each)
     assert all(1 <= len(batch) <= size for batch in batches)
     for start in range(0, len(batches) - each + 1, each):
         one_pass = [window.number for batch in batches[start : start + each] for window in batch]

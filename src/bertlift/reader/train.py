@@ -105,7 +105,7 @@ def schedule(windows: Sequence[Window], size: int, epochs: float, seed: int) -> 
     choose = random.Random(seed)  # noqa: S311 - no secret
     each = math.ceil(len(windows) / size)
     batches: list[list[Window]] = []
-    while len(batches) < round(epochs * each):
+    while len(batches) < math.ceil(epochs * each):
         order = list(windows)
         choose.shuffle(order)
         for start in range(0, len(order), POOL * size):
@@ -114,7 +114,7 @@ def schedule(windows: Sequence[Window], size: int, epochs: float, seed: int) -> 
         last = batches[-each:]
         choose.shuffle(last)
         batches[-each:] = last
-    return batches[: round(epochs * each)]
+    return batches[: math.ceil(epochs * each)]
 
 
 def fast_bfloat16() -> bool:
@@ -180,7 +180,7 @@ def finetune(
     size, seed = training.batch_size, training.seed
     parts, wholes = (
         all_windows(each, tokenizer, settings.max_length, settings.doc_stride)
-        for each in (sentences(train, seed), train)
+        for each in (sentences(train, seed) if training.sentence_epochs else [], train)
     )
     # Twice as many sentences fit into a batch.
     plan = schedule(parts, 2 * size, training.sentence_epochs, seed) + schedule(wholes, size, training.epochs, seed)

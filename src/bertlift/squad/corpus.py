@@ -23,7 +23,7 @@ KIND_SHARE = (0.08, 0.28)  # of a split's unanswerable questions, each kind
 WORD_SHARE = 0.02  # of a split's questions, each question word, at least
 COPIED = 7  # words in a row that a question may not take from its passage
 NEAR = 0.2  # of the five-word sequences of one passage that may stand in another split's passage
-MOST_ANSWER_WORDS = 12
+MOST_ANSWER_WORDS = 14
 
 
 def words(text: str) -> list[str]:

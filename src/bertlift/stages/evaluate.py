@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from bertlift.config import Config
 from bertlift.files import replacing, write_json
 from bertlift.reader.load import load_reader
-from bertlift.reader.predict import predict
-from bertlift.squad.metrics import evaluate
-from bertlift.squad.schema import read_squad
+from bertlift.reader.predict import Prediction, predict
+from bertlift.squad.metrics import evaluate, question_scores
+from bertlift.squad.schema import Question, read_squad
 from bertlift.stages import METRICS, PREDICTIONS, PREPARED, READER, run
 
 
+def showcase_scores(showcase: list[Question], found: dict[str, Prediction], threshold: float) -> dict[str, Any]:
+    """How many showcase questions are answered exactly; each answer with its official scores, by name or id."""
+    answers = {question.id: found[question.id].answer(threshold) for question in showcase}
+    questions = {}
+    for question in showcase:
+        exact, f1 = question_scores(question, answers[question.id])
+        given = {"question": question.question, "answer": answers[question.id], "golds": question.golds}
+        questions[question.name or question.id] = given | {"exact": exact, "f1": f1}
+    return {"right": sum(each["exact"] for each in questions.values()), "total": len(showcase), "questions": questions}
+
+
 def evaluate_reader(config: Config) -> None:
-    """Write ``data/predictions`` and ``reports/metrics/evaluation.json``.
+    """Write ``data/predictions``, and ``evaluation.json`` and ``showcase.json`` in ``reports/metrics``.
 
     ``predictions.json`` and ``na_prob.json`` are what the official script takes; ``nbest.json`` holds the
     n-best spans with scores and positions, also of showcase questions that are not in dev.
@@ -34,6 +47,7 @@ def evaluate_reader(config: Config) -> None:
         write_json(new / "na_prob.json", na_prob)
         write_json(new / "nbest.json", {identity: each.to_json() for identity, each in found.items()})
     write_json(METRICS / "evaluation.json", metrics)
+    write_json(METRICS / "showcase.json", showcase_scores(showcase, found, threshold))
     print(f"dev: exact {metrics['exact']:.1f}, F1 {metrics['f1']:.1f} on {metrics['total']} questions")
 
 
