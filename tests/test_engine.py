@@ -255,6 +255,9 @@ def test_edges_are_the_heads_seen_from_query_to_key():
     for number, (layer, head) in enumerate(edges):
         whole = found.value_path[:, layer - 1, head] + found.attention_path[:, layer - 1, head]
         torch.testing.assert_close(found.edges[:, number].sum((1, 2)), whole)
+    alone = deeplift(build("bert", scale=3), inputs, masked(inputs), span, edges=edges)
+    assert alone.attention is None  # nothing quadratic in the tokens but what was asked for
+    torch.testing.assert_close(alone.edges, found.edges)
     for edge in ((0, 0), (3, 0), (1, 2)):
         with pytest.raises(InputError, match=r"edges has .*; allowed: \(layer 1 to 2, head 0 to 1\)"):
             deeplift(build("bert"), inputs, masked(inputs), span, edges=[edge])

@@ -223,8 +223,9 @@ def merge_adapter(model: Any, directory: Path) -> Any:
     try:
         with quiet():
             adapted: Any = PeftModel.from_pretrained(model, str(directory), local_files_only=True)
+            wanted = set(get_peft_model_state_dict(adapted))
         with safe_open(directory / ADAPTER, framework="pt") as tensors:
-            absent = sorted(set(get_peft_model_state_dict(adapted)) - set(tensors.keys()))
+            absent = sorted(wanted - set(tensors.keys()))
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(f"reader: {directory}: the adapter does not fit the model: {reason}") from error
