@@ -19,7 +19,7 @@ lint: $(VENV)/installed ## formatter, linters, types, and the direction of impor
 
 adapter: $(VENV)/installed ## train the adapter of reader=minilm_ready again (half an hour)
 	dvc exp run -S reader=minilm -S training=adapter finetune
-	cp data/reader/adapter/* data/readers/minilm_ready/
+	cp data/reader/adapter/* data/reader/reader.json data/readers/minilm_ready/
 
 seeds: $(VENV)/installed ## train reader=minilm from five seeds: reports/metrics/reader_seeds.json (40 minutes)
 	python benchmarks/reader_seeds.py

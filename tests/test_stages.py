@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from bertlift import stages
 from bertlift.config import load_params
 from bertlift.errors import InputError
 from bertlift.files import write_text
+from bertlift.reader.description import Description
+from bertlift.reader.load import sha256
 from bertlift.squad.schema import read_squad, write_squad
+from bertlift.stages.finetune import train_reader
 from bertlift.stages.prepare import named, prepare
 from conftest import ROOT, make_question
 
@@ -148,3 +154,35 @@ def test_faults_in_all_sources_are_told_at_once(tmp_path, monkeypatch, questions
     with pytest.raises(InputError) as refused:
         prepare(config)
     assert [line.split(":")[0] for line in str(refused.value).splitlines()] == ["train.json", "dev.json", "none.json"]
+
+
+def test_a_ready_readers_threshold_is_that_of_its_training_whatever_the_questions_are():
+    """Setting it here could use questions that the adapter was trained on."""
+    made = json.loads((ROOT / "data/readers/minilm_ready/reader.json").read_text(encoding="utf-8"))
+    config = load_params(ROOT / "params.yaml")
+    assert config.reader.adapter == "data/readers/minilm_ready"
+    assert made["adapter_sha256"] == sha256(ROOT / config.reader.adapter / "adapter_model.safetensors")
+    assert made["base_sha256"] == config.reader.sha256
+
+
+def test_the_finetune_stage_takes_a_ready_adapter_with_its_threshold(tmp_path, monkeypatch, tiny_encoder, questions):
+    monkeypatch.chdir(tmp_path)
+    write_squad("data/prepared/train.json", questions)
+    config = load_params(ROOT / "params.yaml")
+    config.reader.package, config.reader.path = None, str(tiny_encoder)
+    config.reader.max_length, config.reader.doc_stride = 64, 16
+    config.reader.adapter, config.reader.finetune = None, True
+    config.training.epochs, config.training.sentence_epochs, config.training.adapter_rank = 2, 1, 4
+    train_reader(config)
+    first = Description.read(Path("data/reader"))
+    shutil.copytree("data/reader/adapter", "ready")
+    replace(first, null_threshold=1.25, null_threshold_questions=77).write(Path("ready"))
+    config.reader.adapter, config.reader.finetune = "ready", False
+    train_reader(config)
+    second = Description.read(Path("data/reader"))
+    assert (second.null_threshold, second.null_threshold_questions, second.finetuned) == (1.25, 77, False)
+    assert second.adapter_sha256 == first.adapter_sha256
+    (tmp_path / "ready/reader.json").unlink()
+    train_reader(config)  # without a threshold of its own it is set here
+    assert Description.read(Path("data/reader")).null_threshold == first.null_threshold
+    torch.use_deterministic_algorithms(False)

@@ -9,6 +9,7 @@ import torch
 
 from bertlift.config import Config
 from bertlift.files import replacing
+from bertlift.reader.description import FILE as DESCRIPTION
 from bertlift.reader.description import Description
 from bertlift.reader.load import (
     ADAPTER,
@@ -69,12 +70,20 @@ def train_reader(config: Config) -> None:
             null_threshold_f1=0.0,
             null_threshold_questions=len(calibration),
         )
-        predictions = predict(Reader(model, tokenizer, description), calibration, settings.batch_size)
-        threshold, score = tune_null_threshold(predictions)
+        if settings.adapter is not None and (Path(settings.adapter) / DESCRIPTION).is_file():
+            # Set when the adapter was trained, on questions that were set aside then: here it may have seen them.
+            made = Description.read(Path(settings.adapter))
+            threshold, score = made.null_threshold, made.null_threshold_f1
+            description = replace(description, null_threshold_questions=made.null_threshold_questions)
+        else:
+            predictions = predict(Reader(model, tokenizer, description), calibration, settings.batch_size)
+            threshold, score = tune_null_threshold(predictions)
         description = replace(description, null_threshold=threshold, null_threshold_f1=score)
         write_curves(curves, history)
         save_reader(new, model, tokenizer, description)
-    print(f"null threshold {threshold:.3f}: F1 {score:.1f} on {len(calibration)} questions set aside")
+    print(
+        f"null threshold {threshold:.3f}: F1 {score:.1f} on {description.null_threshold_questions} questions set aside"
+    )
 
 
 if __name__ == "__main__":
