@@ -72,6 +72,8 @@ REFUSED = [
     ("reader.finetune=perhaps", "reader.finetune: Value 'perhaps' is not a valid bool"),
     ("reader.batch_size=0", "reader.batch_size is 0; allowed: 1 or more"),
     ("training.calibration=1", "training.calibration is 1.0; allowed: 0 up to, not including, 1"),
+    ("reader.finetune=true", "reader.adapter: is for a ready reader; set reader.finetune=false"),
+    ("training.sentence_epochs=-1", "training.sentence_epochs is -1.0; allowed: 0 or more"),
     ("training.epochs=0", "training.epochs is 0.0; allowed: more than 0, and finite"),
     ("analysis.clusters.k_max=1", "analysis.clusters.k_max is 1; allowed: 2 or more"),
     ("training.epochs=inf", "training.epochs is inf; allowed: more than 0, and finite"),
@@ -93,6 +95,11 @@ def test_a_wrong_override_is_refused_in_one_line_with_what_is_allowed(override, 
         composed(override)
     assert said in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_an_adapter_of_trained_embeddings_is_refused_before_the_training():
+    with pytest.raises(Exception, match="an adapter holds no embeddings"):
+        composed("training=paper", "training.adapter_rank=4")
 
 
 def test_the_hub_needs_no_file_before_the_download():

@@ -227,6 +227,10 @@ def _check_ranges(config: Config, where: str) -> None:
         raise InputError(f"{where}: reader.path: missing; give a checkpoint directory, or reader.hub or reader.package")
     if config.reader.adapter is not None and config.reader.finetune:
         raise InputError(f"{where}: reader.adapter: is for a ready reader; set reader.finetune=false, or leave it out")
+    if config.training.adapter_rank is not None and not config.training.freeze_embeddings:
+        raise InputError(
+            f"{where}: training.adapter_rank: an adapter holds no embeddings; set training.freeze_embeddings=true"
+        )
     for name in ("warmup", "calibration", "dropout"):
         share = getattr(config.training, name)
         if not 0 <= share < 1:
