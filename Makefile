@@ -22,7 +22,7 @@ adapter: $(VENV)/installed ## train the adapter of reader=minilm_ready again (ha
 	cp data/reader/adapter/* data/reader/reader.json data/readers/minilm_ready/
 
 seeds: $(VENV)/installed ## train reader=minilm from five seeds: reports/metrics/reader_seeds.json (40 minutes)
-	python benchmarks/reader_seeds.py
+	python benchmarks/reader.py seeds
 
 lock: $(VENV)/installed ## write what is installed here as the new constraints
 	pip freeze --exclude bertlift | sed 's/+cpu$$//' > constraints.txt

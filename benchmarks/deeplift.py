@@ -75,23 +75,10 @@ class Case:
         """Captum's DeepLIFT of one layer's output, and the delta by its own account."""
         from captum.attr import LayerDeepLift
 
-        target = self.target
-
-        class Scored(torch.nn.Module):
-            """The target as a module, which Captum's DeepLIFT asks for."""
-
-            def __init__(self, model: Any) -> None:
-                super().__init__()
-                self.model = model
-
-            def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-                return target(self.model(input_ids=ids, attention_mask=mask.expand(len(ids), -1)))
-
         with warnings.catch_warnings(action="ignore"):  # on its hooks
-            return LayerDeepLift(Scored(self.model), self.model.bert.encoder.layer[layer]).attribute(
+            return LayerDeepLift(Scored(self, "input_ids"), self.model.bert.encoder.layer[layer]).attribute(
                 self.inputs["input_ids"],
                 self.reference,
-                additional_forward_args=(self.inputs["attention_mask"][:1],),
                 return_convergence_delta=True,
             )
 
@@ -122,6 +109,20 @@ class Case:
 
         put(plain)
         return relevance
+
+
+class Scored(torch.nn.Module):
+    """A case's target as a module from ids or embeddings to ``(batch, 1)``, as Captum's and SHAP's DeepLIFT ask for."""
+
+    def __init__(self, case: Case, argument: str) -> None:
+        super().__init__()
+        self.model, self.argument = case.model, argument
+        self.target, self.mask = case.target, case.inputs["attention_mask"][:1]
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The target's value for ids or embeddings of the case's length."""
+        mask = self.mask.expand(len(inputs), -1)
+        return self.target(self.model(**{self.argument: inputs}, attention_mask=mask))[:, None]
 
 
 def ratio(one: Callable[[], Any], other: Callable[[], Any], repetitions: int) -> float:
@@ -177,20 +178,7 @@ def beside_shap(repetitions: int) -> dict[str, Any]:
     import shap
 
     case = Case(128, 1)
-    target, mask = case.target, case.inputs["attention_mask"]
-
-    class Scored(torch.nn.Module):
-        """The target as a module from word embeddings to ``(batch, 1)``."""
-
-        def __init__(self, model: Any) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, embedded: torch.Tensor) -> torch.Tensor:
-            output = self.model(inputs_embeds=embedded, attention_mask=mask.expand(len(embedded), -1))
-            return target(output)[:, None]
-
-    scored, words = Scored(case.model), case.model.get_input_embeddings()
+    scored, words = Scored(case, "inputs_embeds"), case.model.get_input_embeddings()
     actual, reference = words(case.inputs["input_ids"]).detach(), words(case.reference).detach()
     with warnings.catch_warnings(action="ignore"):  # on the modules that it does not know
         scores = shap.DeepExplainer(scored, reference).shap_values(actual, check_additivity=False)

@@ -9,17 +9,22 @@ import sys
 
 import pytest
 
+from bertlift.analysis import corpus
+from bertlift.analysis.corpus import check_corpus, near_duplicates, question_word, unreadable
 from bertlift.errors import InputError
-from bertlift.squad import corpus
-from bertlift.squad.corpus import check_corpus, near_duplicates, question_word, unreadable
 from bertlift.squad.schema import read_squad
 from conftest import ROOT
 
 CORPUS = ROOT / "data/corpus"
 
 
-def test_the_corpus_is_sound_and_as_large_and_balanced_as_its_datasheet_says():
-    found = check_corpus(CORPUS)
+@pytest.fixture(scope="module")
+def found():
+    """What the check says of the corpus that ships."""
+    return check_corpus(CORPUS)
+
+
+def test_the_corpus_is_sound_and_as_large_and_balanced_as_its_datasheet_says(found):
     sheet = (CORPUS / "README.md").read_text(encoding="utf-8")
     rows = {"articles": "articles", "passages": "passages", "words in passages": "words", "questions": "questions"}
     for label, key in (rows | {"unanswerable": "unanswerable"}).items():
@@ -29,8 +34,7 @@ def test_the_corpus_is_sound_and_as_large_and_balanced_as_its_datasheet_says():
         assert f"{count} {word}" in flat or f"{count} questions ask {word}" in flat
 
 
-def test_the_corpus_is_as_large_as_the_study_needs():
-    found = check_corpus(CORPUS)
+def test_the_corpus_is_as_large_as_the_study_needs(found):
     assert sum(split["articles"] for split in found.values()) >= 60
     assert sum(split["passages"] for split in found.values()) >= 240
     assert sum(split["questions"] for split in found.values()) >= 2000
@@ -163,10 +167,10 @@ def bertlift(*arguments, cwd=ROOT):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
-def test_the_command_prints_the_balance_or_the_faults(small, tmp_path):
+def test_the_command_prints_the_balance_or_the_faults(found, small, tmp_path):
     told = bertlift("corpus", "check")
     assert told.returncode == 0
-    assert json.loads(told.stdout) == check_corpus(CORPUS)
+    assert json.loads(told.stdout) == found
     told = bertlift("corpus", "check", str(small))
     assert told.returncode == 1
     assert all(line.startswith("bertlift corpus: ") for line in told.stderr.splitlines())

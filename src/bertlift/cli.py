@@ -15,7 +15,6 @@ from omegaconf import DictConfig
 
 from bertlift.config import FILE_KEYS
 from bertlift.errors import InputError
-from bertlift.squad.corpus import check_corpus
 
 USAGE = """usage: bertlift sweep [--multirun] [hydra options] key=value[,value...] ...
        bertlift corpus check [directory]
@@ -59,6 +58,8 @@ def _sweep(_: DictConfig) -> None:
 def _corpus(arguments: list[str]) -> None:
     if arguments[:1] != ["check"] or len(arguments) > 2:
         _refuse(f"bertlift corpus: given {' '.join(arguments) or 'nothing'}; allowed: check [directory]")
+    from bertlift.analysis.corpus import check_corpus  # here: its imports take a second that a sweep need not wait
+
     directory = Path(arguments[1] if len(arguments) > 1 else "data/corpus")
     try:
         found = check_corpus(directory)

@@ -29,11 +29,11 @@ from bertlift.config import Training
 from bertlift.errors import InputError
 from bertlift.reader.load import ADAPTER, load_model, quiet
 from bertlift.reader.predict import all_windows, collate, decode
-from bertlift.reader.windows import PASSAGE, Window
+from bertlift.reader.windows import PASSAGE, Window, batches
 from bertlift.squad.metrics import evaluate
 from bertlift.squad.schema import Question
 
-CHECKPOINTS = 4  # times that a run is tried on the held-out questions and kept
+TRIALS = 4  # times that a run is tried on the held-out questions and kept
 NOWHERE = -1e4  # the logit of a position where no answer can stand
 POOL = 16  # batches that are put together from windows sorted by length
 SENTENCE_END = re.compile(r"(?<=[.!?]) (?=\S)")
@@ -103,18 +103,16 @@ def sentences(questions: Sequence[Question], seed: int) -> list[Question]:
 def schedule(windows: Sequence[Window], size: int, epochs: float, seed: int) -> list[list[Window]]:
     """Batches for so many passes over the windows: in random order, windows of like length together."""
     choose = random.Random(seed)  # noqa: S311 - no secret
-    each = math.ceil(len(windows) / size)
-    batches: list[list[Window]] = []
-    while len(batches) < math.ceil(epochs * each):
+    steps = math.ceil(epochs * math.ceil(len(windows) / size))
+    plan: list[list[Window]] = []
+    while len(plan) < steps:
         order = list(windows)
         choose.shuffle(order)
-        for start in range(0, len(order), POOL * size):
-            pool = sorted(order[start : start + POOL * size], key=lambda window: len(window.input_ids))
-            batches += [pool[at : at + size] for at in range(0, len(pool), size)]
-        last = batches[-each:]
-        choose.shuffle(last)
-        batches[-each:] = last
-    return batches[: math.ceil(epochs * each)]
+        pools = [order[start : start + POOL * size] for start in range(0, len(order), POOL * size)]
+        one_pass = [[pool[index] for index in indices] for pool in pools for indices in batches(pool, size)]
+        choose.shuffle(one_pass)
+        plan += one_pass
+    return plan[:steps]
 
 
 def fast_bfloat16() -> bool:
@@ -167,7 +165,7 @@ def finetune(
     Args:
         directory: a checkpoint directory, with or without a QA head.
         train: questions to train on.
-        held_out: questions whose F1 chooses the best of the checkpoints, of which there are ``CHECKPOINTS``.
+        held_out: questions whose F1 chooses the best of the checkpoints, of which there are ``TRIALS``.
         settings: window sizes, batch size for evaluation.
         training: epochs, learning rate and so on.
         checkpoints: where checkpoints are kept while training.
@@ -184,7 +182,7 @@ def finetune(
     )
     # Twice as many sentences fit into a batch.
     plan = schedule(parts, 2 * size, training.sentence_epochs, seed) + schedule(wholes, size, training.epochs, seed)
-    plan = plan[: max(1, len(plan) // CHECKPOINTS) * CHECKPOINTS]
+    plan = plan[: max(1, len(plan) // TRIALS) * TRIALS]
     held_out_windows = all_windows(held_out, tokenizer, settings.max_length, settings.doc_stride)
 
     def collator(items: list[list[Window]]) -> dict[str, torch.Tensor]:
@@ -223,9 +221,9 @@ def finetune(
         use_cpu=not torch.cuda.is_available(),
         bf16=training.bfloat16 and fast_bfloat16(),
         eval_strategy="steps",
-        eval_steps=math.ceil(len(plan) / CHECKPOINTS),
+        eval_steps=math.ceil(len(plan) / TRIALS),
         save_strategy="steps",
-        save_steps=math.ceil(len(plan) / CHECKPOINTS),
+        save_steps=math.ceil(len(plan) / TRIALS),
         save_total_limit=2,
         train_sampling_strategy="sequential",
         logging_steps=max(1, len(plan) // 50),
@@ -289,7 +287,6 @@ def write_adapter(directory: Path, base: Any, tuned: Any, rank: int, origin: str
         target_modules="all-linear",
         exclude_modules=["qa_outputs"],
         modules_to_save=["qa_outputs", *norms],
-        base_model_name_or_path=origin,
         inference_mode=True,
     )
     with quiet():

@@ -17,11 +17,11 @@ from bertlift.stages import METRICS, PREDICTIONS, PREPARED, READER, run
 
 def showcase_scores(showcase: list[Question], found: dict[str, Prediction], threshold: float) -> dict[str, Any]:
     """How many showcase questions are answered exactly; each answer with its official scores, by name or id."""
-    answers = {question.id: found[question.id].answer(threshold) for question in showcase}
     questions = {}
     for question in showcase:
-        exact, f1 = question_scores(question, answers[question.id])
-        given = {"question": question.question, "answer": answers[question.id], "golds": question.golds}
+        answer = found[question.id].answer(threshold)
+        exact, f1 = question_scores(question, answer)
+        given = {"question": question.question, "answer": answer, "golds": question.golds}
         questions[question.name or question.id] = given | {"exact": exact, "f1": f1}
     return {"right": sum(each["exact"] for each in questions.values()), "total": len(showcase), "questions": questions}
 

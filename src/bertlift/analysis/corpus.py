@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from bertlift.analysis.groups import question_word_of
 from bertlift.errors import InputError
 from bertlift.squad.schema import Question, check_splits, read_squad
 
@@ -38,9 +39,9 @@ def sequences(text: str, length: int) -> set[tuple[str, ...]]:
 
 
 def question_word(text: str) -> str:
-    """The question word that stands first in a question, or ``other``; "how many" counts apart from "how"."""
-    found = re.search(r"\b(how many|who|whom|whose|what|when|where|which|how|why)\b", text.lower())
-    return {"whom": "who", "whose": "who"}.get(found[1], found[1]) if found else "other"
+    """The word that a question counts under: :func:`question_word_of`, the forms of "who" and "how" together."""
+    found = question_word_of(text)
+    return {"whom": "who", "whose": "who", "how much": "how"}.get(found, found)
 
 
 def unreadable(text: str) -> str | None:
@@ -86,7 +87,7 @@ def question_faults(question: Question, entry: dict[str, Any]) -> Iterable[str]:
                 yield f"plausible answer {each.get('text')!r} does not stand at {start}"
 
 
-def split_faults(questions: list[Question], kinds: Counter[str]) -> Iterable[str]:
+def split_faults(questions: list[Question], kinds: Counter[str], asked: Counter[str]) -> Iterable[str]:
     """What is wrong with a split as a whole: its balance, and passages and questions that come twice."""
     unanswerable = sum(q.is_impossible for q in questions)
     share = unanswerable / len(questions)
@@ -99,10 +100,9 @@ def split_faults(questions: list[Question], kinds: Counter[str]) -> Iterable[str
                 f"{part:.1%} of the unanswerable questions are of kind {kind!r}; "
                 f"allowed: {KIND_SHARE[0]:.0%} to {KIND_SHARE[1]:.0%}"
             )
-    found = Counter(question_word(q.question) for q in questions)
     for word in QUESTION_WORDS:
-        if found[word] < WORD_SHARE * len(questions):
-            yield f"{found[word]} of {len(questions)} questions ask {word!r}; allowed: {WORD_SHARE:.0%} of them or more"
+        if asked[word] < WORD_SHARE * len(questions):
+            yield f"{asked[word]} of {len(questions)} questions ask {word!r}; allowed: {WORD_SHARE:.0%} of them or more"
     for context in {q.context for q in questions}:
         low, high = PASSAGE_WORDS
         if not low <= len(context.split()) <= high:
@@ -147,7 +147,8 @@ def check_corpus(directory: Path) -> dict[str, dict[str, Any]]:
             where = f"{directory / name}: article {question.title!r}: question {question.id}"
             faults += [f"{where}: {fault}" for fault in question_faults(question, entries[question.id])]
         kinds = Counter(str(entries[q.id].get("kind")) for q in questions if q.is_impossible)
-        faults += [f"{directory / name}: {fault}" for fault in split_faults(questions, kinds)]
+        asked = Counter(question_word(q.question) for q in questions)
+        faults += [f"{directory / name}: {fault}" for fault in split_faults(questions, kinds, asked)]
         passages = {q.context for q in questions}
         found[name] = {
             "articles": len({q.title for q in questions}),
@@ -156,7 +157,7 @@ def check_corpus(directory: Path) -> dict[str, dict[str, Any]]:
             "questions": len(questions),
             "unanswerable": sum(q.is_impossible for q in questions),
             "kinds": dict(sorted(kinds.items())),
-            "question_words": dict(Counter(question_word(q.question) for q in questions).most_common()),
+            "question_words": dict(asked.most_common()),
         }
     pair = [{q.context for q in questions} for questions in read.values()]
     faults += [f"{directory / 'dev'}: {fault}" for fault in near_duplicates(*pair)]
