@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
 import numpy as np
 
+from bertlift.analysis.groups import token_groups
 from bertlift.attribution import Attribution
 
 QUESTION = "When did Beyoncé win $5?"
@@ -68,6 +72,7 @@ def sample(**changes: object) -> Attribution:
         "question": QUESTION,
         "context": CONTEXT,
         "golds": ["2003"],
+        "gold_starts": [CONTEXT.index("2003")],
         "answer": "2003",
         "best_span": "2003",
         "span_score": 3.5,
@@ -90,5 +95,32 @@ def sample(**changes: object) -> Attribution:
         "positive": scores.clip(min=0),
         "negative": scores.clip(max=0),
         "delta": np.array([3e-4, 0, -6e-5], dtype=np.float32),
+        "value_path": random.normal(size=(2, 3)).astype(np.float32),
+        "attention_path": random.normal(size=(2, 3)).astype(np.float32),
+        "residual": random.normal(size=2).astype(np.float32),
+        "attention": np.full((2, size), 1 / size, dtype=np.float32),
+        "hidden": random.normal(size=(3, 5)).astype(np.float32),
+        "gradient": 2.0,
     }
     return Attribution(**(values | changes))
+
+
+def planted(
+    shares: Mapping[str, Sequence[float]], noise: float = 0.05, seed: int = 0, **changes: object
+) -> Attribution:
+    """An attribution whose groups of tokens have the given shares of the score, row by row, but for some noise."""
+    one = sample(**changes)
+    groups = np.array(token_groups(one))
+    rows = len(next(iter(shares.values())))
+    random = np.random.default_rng(seed)
+    scores = np.zeros((rows, len(groups)))
+    for name, values in shares.items():
+        members = groups == name
+        scores[:, members] = np.array(values)[:, None] / members.sum()
+    scores *= 1 + 0.05 * random.normal(size=scores.shape)
+    layers = {"attention": np.full((rows - 1, len(groups)), 1 / len(groups), dtype=np.float32)}
+    layers |= {name: np.ones((rows - 1, 3), dtype=np.float32) for name in ("value_path", "attention_path")}
+    layers |= {"residual": np.ones(rows - 1, dtype=np.float32), "hidden": np.ones((rows, 5), dtype=np.float32)}
+    plain = scores.astype(np.float32)
+    found = {"scores": plain, "positive": plain.clip(min=0), "negative": plain.clip(max=0)}
+    return replace(one, delta=np.zeros(rows, dtype=np.float32), **layers, **found)

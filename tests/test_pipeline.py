@@ -18,6 +18,11 @@ SETTINGS = ("experiment=smoke", "data.showcase=paper.json")
 SMOKE = [part for setting in SETTINGS for part in ("-S", setting)]
 
 
+# The figures of the whole set that a run always has; others need enough right and wrong answers, or clusters.
+EARLY = ("separators_early", "keywords_early")
+SET_WIDE = ("trajectories", "spread", "claims", "controls", "heads", "head_removal", "map", "layer_maps")
+
+
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory):
     made = copy_of_the_project(tmp_path_factory.mktemp("project") / "copy")
@@ -49,6 +54,13 @@ def test_the_metrics_have_the_agreed_names_and_keys(workspace):
     clusters = workspace.read("reports/metrics/clusters.json")
     assert set(clusters) >= {"k", "silhouette", "stability", "sizes", "representation", "association"}
     assert sum(clusters["sizes"]) == 24
+    claims = workspace.read("reports/metrics/claims.json")
+    keys = {"claim", "statement", "statistic", "ci_low", "ci_high", "controls", "verdict"}
+    assert all(set(claim) >= keys for claim in claims)
+    assert all(set(claim["controls"]) == {"random_weights", "before_finetuning", "wrong_span"} for claim in claims)
+    assert all(claim["controls"]["random_weights"]["questions"] <= 10 for claim in claims if claim["claim"] in EARLY)
+    heads = workspace.read("reports/metrics/heads.json")
+    assert set(heads["curves"]) == {"contribution", "attention weight", "at random"}
     shown = workspace.run("dvc", "metrics", "show")
     assert "max_relative_delta" in shown
     assert "NoAns_f1" in shown
@@ -73,7 +85,7 @@ def test_the_showcase_is_scored_as_the_official_measures_do(workspace):
 
 def test_every_figure_is_there_and_is_no_blank_picture(workspace):
     names = [f"layer_{row:02d}" for row in range(1, 7)] + ["output", "overview"]
-    for name in [*(f"beyonce/{each}" for each in names), "map_clusters", "map_question_words", "clusters"]:
+    for name in [*(f"beyonce/{each}" for each in names), "beyonce/rules", *SET_WIDE]:
         picture = Image.open(workspace.root / f"reports/figures/{name}.png")
         assert len(set(picture.convert("RGB").resize((64, 64)).getdata())) > 20, name
         assert (workspace.root / f"reports/figures/{name}.pdf").read_bytes().startswith(b"%PDF"), name
@@ -82,9 +94,20 @@ def test_every_figure_is_there_and_is_no_blank_picture(workspace):
 def test_the_page_holds_the_papers_question_and_all_its_pictures(workspace):
     page = (workspace.root / "reports/index.html").read_text(encoding="utf-8")
     assert "When did Beyonce start becoming popular?" in page
-    assert page.count("data:image/png;base64,") == 8 + 3
+    drawn = list((workspace.root / "reports/figures").rglob("*.png"))
+    assert page.count("data:image/png;base64,") == len(drawn) >= 9 + len(SET_WIDE)
     assert "http://" not in page
     assert "https://" not in page
+
+
+def test_the_findings_say_what_the_metrics_say(workspace):
+    text = (workspace.root / "docs/findings.md").read_text(encoding="utf-8")
+    for claim in workspace.read("reports/metrics/claims.json"):
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| {claim['statement']} |")]
+        assert claim["verdict"] in row
+        if claim["statistic"] is not None:
+            assert f"{claim['statistic']:.2f} ({claim['ci_low']:.2f} to {claim['ci_high']:.2f})" in row
+    assert f"exact {workspace.read('reports/metrics/evaluation.json')['exact']:.1f}" in text
 
 
 def test_the_plots_can_be_drawn(workspace):

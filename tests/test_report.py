@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 
 import matplotlib.pyplot as plt
@@ -11,15 +12,17 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
+from bertlift.analysis.claims import judge
 from bertlift.analysis.groups import GROUPS
+from bertlift.analysis.trajectories import summary, trajectory
 from bertlift.config import Colors
 from bertlift.config import Report as Settings
 from bertlift.errors import InputError
 from bertlift.reader.description import Description
 from bertlift.report import figures, heatmaps, theme
-from bertlift.report.page import render
+from bertlift.report.page import findings, render
 from bertlift.stages.report import draw_example
-from samples import sample
+from samples import planted, sample
 
 EVIL = "<script>window.broken = 1</script>"
 SETTINGS = Settings(dpi=60)
@@ -118,7 +121,7 @@ def test_the_output_figure_names_what_is_true_by_construction(cmap):
 
 def test_a_map_with_many_labels_keeps_the_most_frequent_and_says_other(cmap):
     labels = [f"kind {number}" for number in range(12) for _ in range(number + 1)]
-    figure = figures.umap_map(np.random.default_rng(0).random((len(labels), 2)), labels, "Kinds")
+    figure = figures.umap_maps(np.random.default_rng(0).random((len(labels), 2)), {"kind": labels})
     shown = [each.get_text() for each in figure.axes[0].get_legend().get_texts()]
     assert shown[0] == "kind 11 (12)"
     assert shown[-1] == "other (15)"  # 1 + 2 + 3 + 4 + 5
@@ -133,40 +136,121 @@ def test_the_clusters_figure_draws_the_net_share(cmap):
     assert figure.axes[0].get_title() == "cluster 0 (4)"
 
 
+SHARES = {"answer": [0.1, 0.2, 0.4, 0.8, 9.0], "punctuation": [1, 1, 0.5, 0.1, 0], "question_word": [1, 1, 1, 0.5, 0]}
+
+
+@pytest.fixture(scope="module")
+def judged():
+    """Claims and trajectories of a dozen planted answers; half of them unanswerable, to another half right."""
+    many = []
+    for seed in range(24):
+        golds = {"golds": [], "gold_starts": []} if seed % 2 else {}
+        many.append(trajectory(planted(SHARES, seed=seed, question_id=f"q{seed}", gradient=1.0 + seed % 3, **golds)))
+    return judge(many, {"random_weights": many[:12]}, 1, "q0"), {"subsets": summary(many, 1), "controls": {}}
+
+
+def test_a_panel_shows_the_groups_own_line(judged):
+    measures = judged[1]["subsets"]["all"]["measures"]
+    figure = figures.trajectories({"DeepLIFT": (measures, "fair")}, "All")
+    (panel,) = [axes for axes in figure.axes if axes.get_title(loc="left") == "answer"]
+    drawn = panel.lines[0].get_ydata()
+    assert drawn.tolist() == [row[GROUPS.index("answer")] for row in measures["fair"]["mean"]]
+    assert "gold answer" not in [axes.get_title(loc="left") for axes in figure.axes]  # nobody missed one
+
+
+def test_the_claims_figure_tells_every_verdict(judged):
+    figure = figures.claims(judged[0])
+    told = [text.get_text() for axes in figure.axes for text in axes.texts]
+    for claim in judged[0]:
+        if claim["statistic"] is not None:
+            assert claim["verdict"] in told
+    assert figures.claims([claim | {"statistic": None} for claim in judged[0]]).axes  # nothing to tell is no fault
+
+
+def test_the_atlas_has_a_cell_for_every_head(cmap):
+    atlas = {"labels": [["broad", "same word"], ["mixed", "separators"]], "positive": [[1.0, 0], [0.5, 0]]}
+    atlas |= {"negative": [[0, -2.0], [0, 0]], "value_path": [[1, 0], [0, 0]], "attention_path": [[0, 0], [0, 0]]}
+    figure = figures.head_atlas(atlas, cmap)
+    assert [text.get_text() for text in figure.axes[0].texts] == ["broad", "same", "", "sep"]
+    assert [axes.images[0].get_clim() for axes in figure.axes[1:5]] == [(-2, 2)] * 4
+    assert len(figures.head_atlas({"labels": atlas["labels"]}, cmap).axes) == 1  # a method without a split by heads
+
+
+def test_the_rules_stand_side_by_side_with_all_layers_and_the_output(cmap):
+    one = sample()
+    figure = heatmaps.side_by_side(one, replace(one, method="paper2019"), cmap)
+    shown = texts(figure)
+    assert [shown.count(name) for name in ("Layer 1", "Layer 2", "Output")] == [2, 2, 2]
+    assert shown.count("Beyoncé") == 2 * 3 * 2
+    assert max(box.get_x() + box.get_width() for box in figure.artists) <= 1
+
+
 @pytest.fixture
-def page(cmap, tmp_path):
+def told(judged):
+    """Metrics files with an evil string wherever one of the user's can stand."""
+    return {
+        "evaluation": {"exact": 50.0, "f1": 61.26, "total": 4, "NoAns_exact": 1.0, "NoAns_f1": 1.0, "NoAns_total": 2},
+        "attribution": {
+            "questions": 4,
+            "layers": 4,
+            "heads": 2,
+            "method": EVIL,
+            "reference": "mask",
+            "max_relative_delta": 1e-6,
+            "relative_delta": [1e-6] * 3,
+        },
+        "claims": judged[0],
+        "heads": {
+            "counts": [1, 2],
+            "questions": 4,
+            "curves": {"contribution": {"mean": [1.0, 2.0]}, "at random": {"mean": [0.5, 0.75]}},
+            "against": {"at random": {"mean": 0.875, "low": 0.5, "high": 1.0}},
+            "carry_most": [{"layer": 1, "head": 0, "label": "broad"}],
+        },
+        "clusters": {
+            "k": 2,
+            "silhouette": 0.5,
+            "choices": {"2": {"silhouette": 0.5, "stability": 0.9, "null": [0.1, 0.2, 0.3]}},
+            "stability": 0.9,
+            "beats_null": True,
+            "sizes": [3, 1],
+            "noise": 0,
+            "representation": "profile",
+            "algorithm": "kmeans",
+            "association": {EVIL: {"mutual_information": 0.1, "p_value": 0.5}},
+            "compared": [{"representation": EVIL, "algorithm": "hdbscan", "k": 0, "silhouette": None, "noise": 1.0}],
+        },
+    }
+
+
+READER = Description(EVIL, EVIL, None, "x", None, True, 32, 8, 5, 20, 0.25, 50.0, 9)
+
+
+@pytest.fixture
+def page(cmap, tmp_path, told):
     one = sample(
         question=f"When did Beyoncé win $5?{EVIL}",
         title=EVIL,
         answer=EVIL,
         best_span=EVIL,
         golds=[EVIL],
+        gold_starts=[0],
         name="example",
     )
     example = draw_example(one, tmp_path / "example", cmap, SETTINGS)
-    picture = example.output
-    reader = Description(EVIL, EVIL, None, "x", None, True, 32, 8, 5, 20, 0.25, 50.0, 9)
-    metrics = {
-        "evaluation": {"exact": 50.0, "f1": 61.26, "total": 4, "NoAns_exact": 1.0, "NoAns_f1": 1.0, "NoAns_total": 2},
-        "attribution": {
-            "questions": 4,
-            "layers": 2,
-            "heads": 2,
-            "method": EVIL,
-            "reference": "mask",
-            "relative_delta": [1e-6] * 3,
-        },
-        "clusters": {
-            "k": 1,
-            "silhouette": None,
-            "stability": None,
-            "sizes": [4],
-            "association": {EVIL: {"mutual_information": 0.1, "p_value": 0.5}},
-        },
-    }
-    names = ("clusters", "map_clusters", "map_question_words")
-    rows = [[{"question": EVIL, "answer": EVIL}]]
-    return render(EVIL, reader, metrics, [example], rows, dict.fromkeys(names, picture))
+    names = ("trajectories", "claims", "heads", "clusters", "map", "rules")
+    rows = [{"description": EVIL, "nearest": [{"question": EVIL, "answer": EVIL}]}]
+    return render(EVIL, READER, told, [example], rows, dict.fromkeys(names, example.output))
+
+
+def test_the_findings_read_like_sentences_with_the_metrics_numbers(told, judged):
+    text = findings(READER, told, judged[1])
+    assert "exact 50.0 and F1 61.3 on\n4 dev questions" in text
+    assert "2 clusters of 3, 1 questions, with a\nsilhouette of 0.50" in text
+    assert "contribution costs 0.88 (0.50 to 1.00) logits more than at random" in text
+    assert "{{" not in text
+    assert "None" not in text
+    assert " nan" not in text
 
 
 def test_every_string_is_escaped(page):

@@ -223,6 +223,12 @@ def test_a_limit_is_spread_over_the_articles_and_keeps_the_order(titles, limit):
     assert spread(questions, None) == questions
 
 
+def test_a_limit_takes_questions_of_all_kinds_where_a_file_lists_one_kind_first():
+    questions = [make("A", str(number)) for number in range(100)]
+    kept = {int(q.id) for q in spread(questions, 40)}
+    assert 10 <= len(kept & set(range(50))) <= 30
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path):
     write_text(tmp_path / "file.txt", "old")
     with pytest.raises(RuntimeError), replacing(tmp_path / "file.txt") as new:

@@ -16,12 +16,12 @@ from bertlift.config import Training
 from bertlift.reader import train
 from bertlift.reader.load import load_model
 from bertlift.reader.train import (
-    SpanTrainer,
     calibration_split,
     finetune,
     run_name,
     schedule,
     sentences,
+    span_loss,
     write_curves,
 )
 from bertlift.squad.schema import Answer, Question
@@ -182,16 +182,27 @@ def test_a_schedule_passes_over_all_windows(lengths, size, epochs, seed):
 
 def test_the_loss_counts_only_where_an_answer_can_stand():
     """By hand: two readable positions with logits 0 and ln 3; others, however high, do not matter."""
-    output = SimpleNamespace(
-        start_logits=torch.tensor([[0.0, 9.0, math.log(3)]]), end_logits=torch.tensor([[0.0, 9.0, 0.0]])
-    )
-    inputs = {
-        "start_positions": torch.tensor([2]),
-        "end_positions": torch.tensor([0]),
-        "readable": torch.tensor([[True, False, True]]),
-    }
-    loss = SpanTrainer.compute_loss(None, lambda **_: output, inputs)
+    starts, ends = torch.tensor([[0.0, 9.0, math.log(3)]]), torch.tensor([[0.0, 9.0, 0.0]])
+    loss = span_loss(starts, ends, torch.tensor([2]), torch.tensor([0]), torch.tensor([[True, False, True]]))
     assert loss.item() == pytest.approx((-math.log(3 / 4) - math.log(1 / 2)) / 2)
+
+
+def test_a_head_alone_learns_and_the_encoder_stays(tiny_encoder, questions):
+    model, tokenizer = train.train_head(tiny_encoder, questions, SETTINGS, 3, steps=100)
+    plain, _ = load_model(tiny_encoder, new_head=True)
+    before, after = plain.state_dict(), model.state_dict()
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {
+        "qa_outputs.weight",
+        "qa_outputs.bias",
+    }
+    batch = train.labelled(train.all_windows(questions, tokenizer, 64, 16), tokenizer)
+    labels = [batch.pop(name) for name in ("start_positions", "end_positions", "readable")]
+    losses = []
+    for each in (plain.eval(), model):
+        with torch.no_grad():
+            output = each(**batch)
+        losses.append(float(span_loss(output.start_logits, output.end_logits, *labels)))
+    assert losses[1] < 0.7 * losses[0]
 
 
 def test_embeddings_can_be_frozen(tiny_encoder, questions, tmp_path):

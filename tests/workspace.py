@@ -13,7 +13,10 @@ import yaml
 
 from conftest import ROOT
 
-STAGES = ("prepare", "finetune", "evaluate", "attribute", "cluster", "project", "report")
+STAGES = (
+    *("prepare", "finetune", "evaluate", "attribute", "controls", "claims", "heads", "cluster", "project", "report"),
+)
+RESULTS = ("reports/", "docs/findings.md", "dvc.lock")
 
 
 class Workspace:
@@ -66,7 +69,7 @@ def copy_of_the_project(root: Path) -> Workspace:
     ).stdout.splitlines()
     for name in listed:
         # Results of the real run stay out: what is found below must have been made here.
-        if not name.startswith("reports/") and name != "dvc.lock" and (ROOT / name).is_file():
+        if not name.startswith(RESULTS) and (ROOT / name).is_file():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, root / name)
     made = Workspace(root)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from bertlift.errors import InputError
 from bertlift.files import replacing
+from bertlift.squad.metrics import exact_match
 
 Row = NDArray[np.float32]  # (tokens,)
 Grid = NDArray[np.float32]  # (rows, tokens)
@@ -35,6 +36,7 @@ class Attribution:
     question: str
     context: str
     golds: list[str]  # empty where the question has no answer
+    gold_starts: list[int]  # characters of the context at which they start
     answer: str  # the reader's, empty for "no answer"
     best_span: str  # the reader's best span, also where it prefers "no answer"
     span_score: float  # start logit + end logit of the best span
@@ -57,6 +59,14 @@ class Attribution:
     positive: Grid
     negative: Grid
     delta: Row  # (rows,)
+    # How every layer's score splits (see ``Contributions``); without rows for a method or model that has no such split.
+    value_path: Grid  # (layers, heads)
+    attention_path: Grid  # (layers, heads)
+    residual: Row  # (layers,)
+    attention: Grid  # (layers, tokens): mean attention weight over heads and the two ends of the target
+    # What the layers hold, whatever the method.
+    hidden: Grid  # (rows, units): mean of the hidden states, weighted by the tokens' absolute scores
+    gradient: float  # length of the target's gradient with respect to the embedding output
 
     @property
     def is_impossible(self) -> bool:
@@ -69,6 +79,11 @@ class Attribution:
         return len(self.scores) - 1
 
     @property
+    def is_right(self) -> bool:
+        """Whether the answer is exactly one of the golds (the empty answer, where there is none)."""
+        return any(exact_match(gold, self.answer) for gold in self.golds or [""])
+
+    @property
     def relative_delta(self) -> Row:
         """``|delta| / |f(x) - f(x0)|`` for each row; the divisor is at least 1e-6."""
         difference = abs(self.target_value - self.reference_value)
@@ -79,6 +94,7 @@ _ROW, _INTS = ListOf(Value("float32")), ListOf(Value("int32"))
 _GRID = ListOf(_ROW)
 _SPECIAL = {
     "golds": ListOf(Value("string")),
+    "gold_starts": _INTS,
     "tokens": ListOf(Value("string")),
     "offsets": ListOf(_INTS),
     "segments": _INTS,

@@ -80,6 +80,7 @@ class Training:
     batch_size: int = 12
     warmup: float = 0.1  # share of the steps
     weight_decay: float = 0.01
+    answerability: float = 0.0  # weight of the loss of "is there an answer", beside that of the span
     dropout: float = 0.1  # of hidden states and attention weights
     bfloat16: bool = False  # autocast, where the processor has instructions for it
     freeze_embeddings: bool = False
@@ -99,21 +100,42 @@ class AttributionSettings:
 
 
 @dataclass
-class Clusters:
-    """k-means over the questions' profiles."""
+class Controls:
+    """What the claims are held against."""
 
+    limit: Optional[int] = 120  # dev questions, spread over the articles; null: all
+    head_questions: int = 600  # training questions for the head on the encoder before fine-tuning
+    seed: int = 13
+
+
+@dataclass
+class Heads:
+    """The atlas of heads and their removal."""
+
+    limit: Optional[int] = 120  # dev questions read for the atlas; null: all
+    orders: int = 5  # random orders of removal
+    seed: int = 13
+
+
+@dataclass
+class Clusters:
+    """Clusters of the questions."""
+
+    representation: str = "profile"  # or hidden, autoencoder
+    algorithm: str = "kmeans"  # or gaussian_mixture, hdbscan (which finds k itself)
     k: Optional[int] = None  # null: the k of the best silhouette in k_min..k_max
     k_min: int = 2
     k_max: int = 8
-    nearest: int = 5  # questions listed for each centre
+    nearest: int = 5  # questions listed for each cluster, the medoid first
     bootstraps: int = 20
+    nulls: int = 20  # times that the points are shuffled, to see what chance gives
     permutations: int = 500
     seed: int = 13
 
 
 @dataclass
 class Map:
-    """UMAP of the questions' profiles."""
+    """UMAP of the questions, by the representation that is clustered."""
 
     neighbors: int = 15
     min_dist: float = 0.1
@@ -124,6 +146,8 @@ class Map:
 class Analysis:
     """What is made of the attributions."""
 
+    controls: Controls = field(default_factory=Controls)
+    heads: Heads = field(default_factory=Heads)
     clusters: Clusters = field(default_factory=Clusters)
     map: Map = field(default_factory=Map)
 
@@ -199,16 +223,24 @@ def _check_ranges(config: Config, where: str) -> None:
         "training.sentence_epochs": (config.training.sentence_epochs, 0),
         "training.learning_rate": (config.training.learning_rate, 0),
         "training.adapter_rank": (config.training.adapter_rank, 1),
+        "training.answerability": (config.training.answerability, 0),
         "training.batch_size": (config.training.batch_size, 1),
         "training.weight_decay": (config.training.weight_decay, 0),
         "training.seed": (config.training.seed, 0),
         "attribution.batch_size": (config.attribution.batch_size, 1),
         "attribution.limit": (config.attribution.limit, 1),
+        "analysis.controls.limit": (config.analysis.controls.limit, 1),
+        "analysis.controls.head_questions": (config.analysis.controls.head_questions, 1),
+        "analysis.controls.seed": (config.analysis.controls.seed, 0),
+        "analysis.heads.limit": (config.analysis.heads.limit, 2),
+        "analysis.heads.orders": (config.analysis.heads.orders, 1),
+        "analysis.heads.seed": (config.analysis.heads.seed, 0),
         "analysis.clusters.k": (config.analysis.clusters.k, 1),
         "analysis.clusters.k_min": (config.analysis.clusters.k_min, 2),
         "analysis.clusters.k_max": (config.analysis.clusters.k_max, config.analysis.clusters.k_min),
         "analysis.clusters.nearest": (config.analysis.clusters.nearest, 1),
         "analysis.clusters.bootstraps": (config.analysis.clusters.bootstraps, 2),
+        "analysis.clusters.nulls": (config.analysis.clusters.nulls, 2),
         "analysis.clusters.permutations": (config.analysis.clusters.permutations, 1),
         "analysis.clusters.seed": (config.analysis.clusters.seed, 0),
         "analysis.map.neighbors": (config.analysis.map.neighbors, 2),

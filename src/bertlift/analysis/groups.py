@@ -2,34 +2,44 @@
 
 In this order, the first that fits:
 
-1. ``cls``: the first special token; ``separator``: every other special token.
-2. ``answer``: passage tokens inside the predicted span (none where the answer is "no answer").
+1. ``cls``: the first special token; ``first_separator``: the last special token before the passage (RoBERTa has
+   two there, both count); ``last_separator``: every special token after it.
+2. ``answer``: passage tokens inside the target span (none where the answer is "no answer"); ``gold_answer``: those
+   inside a gold answer.
 3. ``punctuation``: tokens without a letter or digit.
 4. In the question: ``question_word`` (who, what, when, ...), ``question_keyword`` (a word that is no
    function word), ``question_function`` (the rest).
-5. In the passage: ``keyword_in_passage`` (the same word as a question keyword), ``passage_function``
-   (function words), ``passage_content`` (the rest).
+5. In the passage: ``passage_function`` (function words), ``keyword_in_passage`` (a question keyword again, in
+   whatever form), ``answer_sentence`` (words of the sentence of the target span), ``passage_content`` (the rest).
 
-Words are compared lower-case and without accents, whole words rather than word pieces.
+Words are compared lower-case, without accents and by their stems (Porter's English stemmer), whole words rather than
+word pieces.
 """
 
 from __future__ import annotations
 
 import unicodedata
+from functools import lru_cache
 
-from bertlift.analysis.words import words_of
+import snowballstemmer
+
+from bertlift.analysis.words import Word, words_of
 from bertlift.attribution import Attribution
-from bertlift.reader.windows import QUESTION, SPECIAL
+from bertlift.reader.windows import PASSAGE, QUESTION, SPECIAL
+from bertlift.squad.schema import sentence_spans
 
 GROUPS = (
     "cls",
-    "separator",
+    "first_separator",
+    "last_separator",
     "punctuation",
     "question_word",
     "question_keyword",
     "question_function",
     "answer",
+    "gold_answer",
     "keyword_in_passage",
+    "answer_sentence",
     "passage_content",
     "passage_function",
 )
@@ -70,33 +80,58 @@ def question_word_of(question: str) -> str:
     return "other"
 
 
+@lru_cache(maxsize=100_000)
+def stem(word: str) -> str:
+    """The stem of a plain English word.
+
+    >>> stem("rivers") == stem("river"), stem("painted") == stem("painting")
+    (True, True)
+    """
+    return str(_STEMMER.stemWord(word))
+
+
+_STEMMER = snowballstemmer.stemmer("english")
+
+
 def token_groups(attribution: Attribution) -> list[str]:
     """One of :data:`GROUPS` for every token."""
     words = words_of(attribution)
-    keywords = {plain(word.text) for word in words if word.segment == QUESTION and _is_keyword(plain(word.text))}
+    keywords = {stem(plain(word.text)) for word in words if word.segment == QUESTION and _is_keyword(plain(word.text))}
+    passage = attribution.segments.index(PASSAGE)
+    target = range(attribution.start, attribution.end + 1) if attribution.answer else range(0)
+    golds = [(a, a + len(text)) for a, text in zip(attribution.gold_starts, attribution.golds, strict=True)]
+    sentence = (0, 0)
+    if target:
+        at = attribution.offsets[attribution.start][0]
+        sentence = next((a, b) for a, b in sentence_spans(attribution.context) if a <= at < b)
+
+    def group_of(word: Word, position: int) -> str:
+        first, last = attribution.offsets[position]
+        if word.segment == SPECIAL:
+            return "first_separator" if position < passage else "last_separator"
+        if position in target:
+            return "answer"
+        if word.segment == PASSAGE and any(a < last and first < b for a, b in golds):
+            return "gold_answer"
+        text = plain(word.text)
+        if not any(character.isalnum() for character in text):
+            return "punctuation"
+        if word.segment == QUESTION:
+            if text in QUESTION_WORDS:
+                return "question_word"
+            return "question_keyword" if _is_keyword(text) else "question_function"
+        if text in FUNCTION_WORDS:
+            return "passage_function"
+        if stem(text) in keywords:
+            return "keyword_in_passage"
+        return "answer_sentence" if sentence[0] <= first < sentence[1] else "passage_content"
+
     groups = [""] * len(attribution.tokens)
     for word in words:
-        group = _word_group(plain(word.text), word.segment, keywords)
         for position in word.tokens:
-            inside = attribution.start <= position <= attribution.end
-            groups[position] = "answer" if inside and attribution.answer else group
-    special = [position for position, segment in enumerate(attribution.segments) if segment == SPECIAL]
-    groups[special[0]] = "cls"
+            groups[position] = group_of(word, position)
+    groups[attribution.segments.index(SPECIAL)] = "cls"
     return groups
-
-
-def _word_group(text: str, segment: int, keywords: set[str]) -> str:
-    if segment == SPECIAL:
-        return "separator"
-    if not any(character.isalnum() for character in text):
-        return "punctuation"
-    if segment == QUESTION:
-        if text in QUESTION_WORDS:
-            return "question_word"
-        return "question_keyword" if _is_keyword(text) else "question_function"
-    if text in keywords:
-        return "keyword_in_passage"
-    return "passage_function" if text in FUNCTION_WORDS else "passage_content"
 
 
 def _is_keyword(text: str) -> bool:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import random
-import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ import torch.nn.functional as F  # noqa: N812
 from dvclive import Live
 from safetensors.torch import save_file
 from torch import nn
+from tqdm import tqdm
 from transformers import Trainer, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -31,12 +31,11 @@ from bertlift.reader.load import ADAPTER, load_model, quiet
 from bertlift.reader.predict import all_windows, collate, decode
 from bertlift.reader.windows import PASSAGE, Window, batches
 from bertlift.squad.metrics import evaluate
-from bertlift.squad.schema import Question
+from bertlift.squad.schema import Question, sentence_spans
 
 TRIALS = 4  # times that a run is tried on the held-out questions and kept
 NOWHERE = -1e4  # the logit of a position where no answer can stand
 POOL = 16  # batches that are put together from windows sorted by length
-SENTENCE_END = re.compile(r"(?<=[.!?]) (?=\S)")
 CURVES = ("loss", "learning_rate", "eval_loss", "eval_exact", "eval_f1", "eval_HasAns_f1", "eval_NoAns_f1")
 
 
@@ -88,12 +87,11 @@ def sentences(questions: Sequence[Question], seed: int) -> list[Question]:
     choose = random.Random(seed)  # noqa: S311 - no secret
     found = []
     for question in questions:
-        ends = [match.end() for match in SENTENCE_END.finditer(question.context)]
-        cuts = [0, *ends, len(question.context)]
+        spans = sentence_spans(question.context)
         at = question.answers[0].start if question.answers else choose.randrange(len(question.context))
-        number = bisect.bisect_right(ends, at)
+        number = bisect.bisect_right([start for start, _ in spans], at) - 1
         first = max(0, number - choose.randrange(2))
-        start, end = cuts[first], cuts[min(len(cuts) - 1, max(first + 2, number + 1))]
+        start, end = spans[first][0], spans[min(len(spans), max(first + 2, number + 1)) - 1][1]
         answers = [replace(answer, start=answer.start - start) for answer in question.answers[:1]]
         if all(answer.start + len(answer.text) <= end - start for answer in answers):
             found.append(replace(question, context=question.context[start:end].rstrip(), answers=tuple(answers)))
@@ -127,23 +125,54 @@ def fingerprint(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-class SpanTrainer(Trainer):
-    """The Trainer with the loss over the positions that an answer may have, as they are decoded.
+def labelled(windows: Sequence[Window], tokenizer: Any) -> dict[str, torch.Tensor]:
+    """A batch with what :func:`span_loss` takes: ``start_positions``, ``end_positions`` and ``readable``."""
+    labels = torch.tensor([window.label() for window in windows])
+    batch = collate(windows, tokenizer)
+    readable = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
+    for row, window in enumerate(windows):
+        readable[row, : len(window.segments)] = torch.tensor(window.segments) == PASSAGE
+        readable[row, window.cls] = True
+    return batch | {"start_positions": labels[:, 0], "end_positions": labels[:, 1], "readable": readable}
 
-    The mean cross-entropy of start and end over passage tokens and ``[CLS]`` (``readable``, ``(batch, tokens)``): the
-    model need not learn that answers do not stand in the question or the padding.
+
+def span_loss(
+    start_logits: Any,
+    end_logits: Any,
+    start_positions: Any,
+    end_positions: Any,
+    readable: Any,
+    answerability: float = 0,
+) -> Any:
+    """The mean cross-entropy of start and end over passage tokens and ``[CLS]`` (``readable``, ``(batch, tokens)``).
+
+    The model need not learn that answers do not stand in the question or the padding. ``answerability`` times the
+    cross-entropy of "is there an answer" is added: how sure ``[CLS]``, the first token, is against all others together.
     """
+    loss = torch.zeros(())
+    for logits, at in ((start_logits, start_positions), (end_logits, end_positions)):
+        shares = logits.float().masked_fill(~readable, NOWHERE).log_softmax(-1)
+        loss = loss + F.nll_loss(shares, at) / 2
+        if answerability:
+            null = shares[:, 0]
+            some = torch.log1p(-null.exp().clamp(max=1 - 1e-6))
+            loss = loss - answerability * torch.where(at == 0, null, some).mean() / 2
+    return loss
+
+
+class SpanTrainer(Trainer):
+    """The Trainer with the loss over the positions that an answer may have, as they are decoded: :func:`span_loss`."""
+
+    answerability = 0.0
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The loss, and with ``return_outputs`` the model's output as well."""
         names = ("start_positions", "end_positions", "readable")
-        starts, ends, readable = (inputs[name] for name in names)
         output = model(**{name: value for name, value in inputs.items() if name not in names})
-        logits = [each.float().masked_fill(~readable, NOWHERE) for each in (output.start_logits, output.end_logits)]
-        losses = [F.cross_entropy(each, at) for each, at in zip(logits, (starts, ends), strict=True)]
-        loss = (losses[0] + losses[1]) / 2
+        labels = {name: inputs[name] for name in names}
+        loss = span_loss(output.start_logits, output.end_logits, **labels, answerability=self.answerability)
         return (loss, output) if return_outputs else loss
 
 
@@ -186,18 +215,7 @@ def finetune(
     held_out_windows = all_windows(held_out, tokenizer, settings.max_length, settings.doc_stride)
 
     def collator(items: list[list[Window]]) -> dict[str, torch.Tensor]:
-        windows = [window for item in items for window in item]
-        labels = [window.label() for window in windows]
-        batch = collate(windows, tokenizer)
-        readable = torch.zeros_like(batch["input_ids"], dtype=torch.bool)
-        for row, window in enumerate(windows):
-            readable[row, : len(window.segments)] = torch.tensor(window.segments) == PASSAGE
-            readable[row, window.cls] = True
-        return batch | {
-            "start_positions": torch.tensor([start for start, _ in labels]),
-            "end_positions": torch.tensor([end for _, end in labels]),
-            "readable": readable,
-        }
+        return labelled([window for item in items for window in item], tokenizer)
 
     def metrics(output: Any) -> dict[str, float]:
         starts, ends = (np.asarray(each, dtype=np.float64) for each in output.predictions[:2])
@@ -245,11 +263,42 @@ def finetune(
         data_collator=collator,
         compute_metrics=metrics,
     )
+    trainer.answerability = training.answerability
     trainer.train(resume_from_checkpoint=resume)
     shutil.rmtree(checkpoints, ignore_errors=True)
     # Without the wrapper that autocasts to bfloat16.
     best = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     return best.eval(), tokenizer, trainer.state.log_history
+
+
+def train_head(
+    directory: Path, questions: Sequence[Question], settings: ReaderSettings, seed: int, steps: int = 200
+) -> tuple[Any, Any]:
+    """The checkpoint in ``directory`` with a QA head that alone was trained; the encoder stays as it is.
+
+    The encoder reads the questions once; the head, a linear map of its states, is then fitted by Adam on all of them.
+
+    Returns:
+        The model and its tokenizer.
+    """
+    set_seed(seed)
+    model, tokenizer = load_model(directory, new_head=True)
+    windows = all_windows(questions, tokenizer, settings.max_length, settings.doc_stride)
+    read = []
+    for indices in tqdm(list(batches(windows, settings.batch_size)), desc="encoder as it was", disable=None):
+        batch = labelled([windows[index] for index in indices], tokenizer)
+        labels = [batch.pop(name) for name in ("start_positions", "end_positions", "readable")]
+        with torch.no_grad():
+            read.append((model(**batch, output_hidden_states=True).hidden_states[-1], *labels))
+    head = model.qa_outputs
+    optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
+    for _ in range(steps):
+        for states, starts, ends, readable in read:
+            start_logits, end_logits = head(states).unbind(-1)
+            (span_loss(start_logits, end_logits, starts, ends, readable) * len(starts) / len(windows)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.eval(), tokenizer
 
 
 def write_adapter(directory: Path, base: Any, tuned: Any, rank: int, origin: str) -> None:

@@ -88,12 +88,16 @@ def _draw_text(
     cmap: Colormap,
     norm: Normalize,
     target: set[int],
+    margin: float = MARGIN,
 ) -> None:
-    """Draw placed words with their colours; ``top`` in inches from the figure's bottom; ``target`` is framed."""
+    """Draw placed words with their colours.
+
+    ``top``: inches from the figure's bottom; ``margin``: from its left; ``target`` is framed.
+    """
     width, height = figure.get_size_inches()
     box = 0.78 * LINE
     for each in placed:
-        left, bottom = MARGIN + each.left, top - (each.line + 1) * LINE + (LINE - box) / 2
+        left, bottom = margin + each.left, top - (each.line + 1) * LINE + (LINE - box) / 2
         color = cmap(norm(scores[each.index]))
         framed = each.index in target
         figure.add_artist(
@@ -128,9 +132,10 @@ def _scale_bar(
     label: str,
     bottom: float,
     ticks: list[float] | None = None,
+    across: tuple[float, float] = (0.25, 0.5),
 ) -> None:
     height = figure.get_size_inches()[1]
-    axes = figure.add_axes((0.25, bottom / height, 0.5, 0.13 / height))
+    axes = figure.add_axes((across[0], bottom / height, across[1], 0.13 / height))
     bar = figure.colorbar(ScalarMappable(norm, cmap), cax=axes, orientation="horizontal", ticks=ticks or _ticks(norm))
     bar.ax.xaxis.set_major_formatter(lambda value, _: f"{value + 0.0:g}")
     bar.minorticks_off()
@@ -181,11 +186,7 @@ def output(attribution: Attribution, cmap: Colormap) -> Figure:
     """
     words = words_of(attribution)
     target = _target_words(attribution, words)
-    contribution = np.zeros(len(attribution.tokens))
-    contribution[attribution.start] += (attribution.start_logits - attribution.reference_start_logits)[
-        attribution.start
-    ]
-    contribution[attribution.end] += (attribution.end_logits - attribution.reference_end_logits)[attribution.end]
+    contribution = _own_logits(attribution)
     probability = (_softmax(attribution.start_logits) + _softmax(attribution.end_logits)) / 2
     placed, lines = _flow(words, WIDTH - 2 * MARGIN, SIZE)
     block = lines * LINE + 1.3
@@ -214,6 +215,47 @@ def output(attribution: Attribution, cmap: Colormap) -> Figure:
         _scale_bar(figure, cmap, norm, label, top - block + 0.5, ticks)
         if number:
             figure.axes[-1].set_xlim(0, 1)  # there are no negative probabilities
+    return figure
+
+
+def _own_logits(attribution: Attribution) -> NDArray[np.float64]:
+    """What the two logits of the target add, each at its token, ``(tokens,)``."""
+    found = np.zeros(len(attribution.tokens))
+    found[attribution.start] += (attribution.start_logits - attribution.reference_start_logits)[attribution.start]
+    found[attribution.end] += (attribution.end_logits - attribution.reference_end_logits)[attribution.end]
+    return found
+
+
+def side_by_side(exact: Attribution, paper: Attribution, cmap: Colormap) -> Figure:
+    """All layers and the output, by exact DeepLIFT (left) and by the rule of the paper's own code (right).
+
+    The paper's relevance adds up to 1 at every layer, half of it from each of the two logits; it has no reference.
+    """
+    width = 7.4
+    halves = np.zeros(len(paper.tokens))
+    for end in (paper.start, paper.end):
+        halves[end] += 0.5
+    columns = (
+        (exact, "exact DeepLIFT", _own_logits(exact), UNIT),
+        (paper, "the rule of the paper's code", halves, "relevance, of 1 (colour: square root)"),
+    )
+    words = words_of(exact)
+    placed, lines = _flow(words, width, SIZE)
+    block = lines * LINE + 0.45
+    rows = range(1, exact.layers + 1)
+    height = 0.7 + (len(rows) + 1) * block + 0.7
+    figure = plt.figure(figsize=(2 * width + 3 * MARGIN, height))
+    total = figure.get_size_inches()[0]
+    for number, (each, title, last, unit) in enumerate(columns):
+        left = MARGIN + number * (width + MARGIN)
+        norm = shared_scale(each)
+        figure.text(left / total, 1 - 0.36 / height, title, size=13, weight="bold")
+        scores = [*word_scores(words, each.scores)[1:], word_scores(words, last)]
+        for place, (name, values) in enumerate(zip([*(f"Layer {row}" for row in rows), "Output"], scores, strict=True)):
+            top = height - 0.6 - place * block
+            figure.text(left / total, (top - 0.22) / height, name, size=11, weight="bold")
+            _draw_text(figure, placed, top - 0.3, values, cmap, norm, _target_words(each, words), left)
+        _scale_bar(figure, cmap, norm, unit, 0.45, across=((left + 0.2 * width) / total, 0.6 * width / total))
     return figure
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select_autoescape
 
 from bertlift.attribution import Attribution
 from bertlift.reader.description import Description
@@ -28,12 +28,33 @@ def _embedded(path: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
 
 
+def _template(name: str) -> Template:
+    environment = Environment(
+        loader=PackageLoader("bertlift", "report"),
+        autoescape=select_autoescape(("html.jinja",)),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["embedded"] = _embedded
+    environment.filters["estimate"] = _estimate
+    return environment.get_template(name)
+
+
+def _estimate(found: Mapping[str, Any] | None) -> str:
+    """A statistic with its interval, in words that a table takes."""
+    if not found or found["statistic"] is None:
+        return "n/a"
+    value, low, high = (f"{found[name]:.2f}" for name in ("statistic", "ci_low", "ci_high"))
+    return f"{value} ({low} to {high})"
+
+
 def render(
     title: str,
     reader: Description,
-    metrics: Mapping[str, Mapping[str, Any]],
+    metrics: Mapping[str, Any],
     examples: Sequence[Example],
-    nearest: Sequence[Sequence[Mapping[str, Any]]],
+    clusters: Sequence[Mapping[str, Any]],
     figures: Mapping[str, Path],
 ) -> str:
     """The page's HTML. Every string is escaped.
@@ -41,19 +62,25 @@ def render(
     Args:
         title: of the page.
         reader: what its ``reader.json`` says.
-        metrics: ``evaluation``, ``attribution`` and ``clusters``: the metrics files.
+        metrics: ``evaluation``, ``attribution``, ``claims``, ``heads`` and ``clusters``: the metrics files.
         examples: showcase questions.
-        nearest: for every cluster the questions nearest to its centre (rows of ``data/clusters.json``).
-        figures: ``clusters``, ``map_clusters`` and ``map_question_words``: PNG files.
+        clusters: for every cluster its ``description`` and ``nearest`` questions (rows of ``data/clusters.json``).
+        figures: name -> PNG file; those that there are.
     """
-    environment = Environment(
-        loader=PackageLoader("bertlift", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+    return _template("page.html.jinja").render(
+        title=title, reader=reader, metrics=metrics, examples=examples, clusters=clusters, figures=figures
     )
-    environment.filters["embedded"] = _embedded
-    return environment.get_template("page.html.jinja").render(
-        title=title, reader=reader, **metrics, examples=examples, nearest=nearest, figures=figures
+
+
+def findings(reader: Description, metrics: Mapping[str, Any], trajectories: Mapping[str, Any]) -> str:
+    """What the analysis found, as Markdown: the text of ``docs/findings.md``, with its numbers filled in.
+
+    Args:
+        reader: what its ``reader.json`` says.
+        metrics: as for :func:`render`.
+        trajectories: ``data/trajectories.json``.
+    """
+    everyone = trajectories["subsets"]["all"]
+    return _template("findings.md.jinja").render(
+        reader=reader, metrics=metrics, measures=everyone["measures"], questions=everyone["questions"]
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,17 @@ from bertlift.files import write_json
 
 MOST_FAULTS_SHOWN = 20
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+SENTENCE_END = re.compile(r"(?<=[.!?]) (?=\S)")
+
+
+def sentence_spans(text: str) -> list[tuple[int, int]]:
+    """Where sentences start and end: a sentence ends at a full stop, ! or ? with a space behind it.
+
+    >>> sentence_spans("It rises. Who knows?")
+    [(0, 10), (10, 20)]
+    """
+    cuts = [0, *(match.end() for match in SENTENCE_END.finditer(text)), len(text)]
+    return list(pairwise(cuts))
 
 
 @dataclass(frozen=True)
@@ -203,14 +217,19 @@ def check_splits(train: Iterable[Question], dev: Iterable[Question], where: tupl
 
 
 def spread(questions: list[Question], limit: int | None) -> list[Question]:
-    """At most ``limit`` questions, taken in turn from every article, in the order they came."""
+    """At most ``limit`` questions, taken in turn from every article, in the order they came.
+
+    Which of an article's is decided by a hash of their ids, the same each time: files often list answerable questions
+    before unanswerable ones, and the first would not stand for all.
+    """
     if limit is None or limit >= len(questions):
         return questions
-    taken: dict[str, int] = {}
+    mixed = sorted(range(len(questions)), key=lambda index: hashlib.sha256(questions[index].id.encode()).digest())
+    taken: Counter[str] = Counter()
     turn = []
-    for index, question in enumerate(questions):
-        turn.append((taken.setdefault(question.title, 0), index))
-        taken[question.title] += 1
+    for index in mixed:
+        turn.append((taken[questions[index].title], index))
+        taken[questions[index].title] += 1
     keep = {index for _, index in sorted(turn)[:limit]}
     return [question for index, question in enumerate(questions) if index in keep]
 

@@ -21,8 +21,12 @@ PREPARED = Path("data/prepared")
 READER = Path("data/reader")
 PREDICTIONS = Path("data/predictions")
 ATTRIBUTIONS = Path("data/attributions")
+CONTROLS = Path("data/controls")
+HEADS = Path("data/heads.json")
+TRAJECTORIES = Path("data/trajectories.json")
 CLUSTERS = Path("data/clusters.json")
 MAP = Path("data/map.csv")
+LAYER_MAPS = Path("data/layer_maps.csv")
 METRICS = Path("reports/metrics")
 
 

@@ -1,16 +1,29 @@
-"""Cluster the dev questions by their profiles."""
+"""Cluster the dev questions, and judge the clusters."""
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import asdict
+from typing import Any
 
-from bertlift.analysis.clusters import association, cluster, stability
+import numpy as np
+import torch
+
+from bertlift.analysis.clusters import (
+    ALGORITHMS,
+    NOISE,
+    Clustering,
+    answer_type,
+    association,
+    cluster,
+    distinctive_words,
+    judged,
+)
 from bertlift.analysis.groups import question_word_of
-from bertlift.analysis.profile import profile, representation
+from bertlift.analysis.represent import REPRESENTATIONS, points_of
+from bertlift.analysis.trajectories import trajectory
 from bertlift.attribution import Attribution, load_attributions
 from bertlift.config import Config
 from bertlift.files import write_json
-from bertlift.squad.metrics import exact_match
 from bertlift.stages import ATTRIBUTIONS, CLUSTERS, METRICS, run
 
 
@@ -19,36 +32,78 @@ def dev_attributions() -> list[Attribution]:
     return [each for each in load_attributions(ATTRIBUTIONS) if each.split.startswith("dev")]
 
 
-def properties_of(attribution: Attribution) -> dict[str, str]:
-    """What is known of a question apart from its scores."""
-    right = any(exact_match(gold, attribution.answer) for gold in attribution.golds or [""])
-    return {
-        "question_word": question_word_of(attribution.question),
-        "answerable": "no" if attribution.is_impossible else "yes",
-        "answered": "yes" if attribution.answer else "no",
-        "exact": "yes" if right else "no",
-    }
+def properties_of(attributions: list[Attribution]) -> list[dict[str, str]]:
+    """What is known of the questions apart from their scores."""
+    lengths = np.array([len(each.context.split()) for each in attributions])
+    short, long = np.percentile(lengths, [100 / 3, 200 / 3])
+    return [
+        {
+            "question_word": question_word_of(each.question),
+            "answerable": "no" if each.is_impossible else "yes",
+            "answered": "yes" if each.answer else "no",
+            "exact": "yes" if each.is_right else "no",
+            "answer_type": answer_type(each.answer),
+            "passage_length": "short" if length <= short else "long" if length > long else "middle",
+        }
+        for each, length in zip(attributions, lengths, strict=True)
+    ]
+
+
+def described(members: list[dict[str, str]], everyone: list[dict[str, str]], words: list[str]) -> str:
+    """One line about a cluster: the property that it has most more often than all questions have, and its words."""
+    gains = []
+    for name in everyone[0]:
+        for value in sorted({each[name] for each in members}):
+            share, usual = (sum(each[name] == value for each in some) / len(some) for some in (members, everyone))
+            gains.append((share - usual, name, value, share, usual))
+    most = sorted(gains, key=lambda gain: (-gain[0], gain[1:3]))[:2]
+    parts = [
+        f"{name.replace('_', ' ')} {value} ({share:.0%}, of all {usual:.0%})"
+        for gain, name, value, share, usual in most
+        if gain > 0.05
+    ]
+    named = f"words: {', '.join(words)}" if words else "no words of its own"
+    return "; ".join([*(parts or ["like all questions"]), named])
+
+
+def compared(attributions: list[Attribution], config: Config) -> list[dict[str, Any]]:
+    """Every representation by every algorithm: how many clusters, and how far apart."""
+    found = []
+    for representation in REPRESENTATIONS:
+        points = points_of(attributions, representation)
+        for algorithm in ALGORITHMS:
+            each = cluster(points, config.analysis.clusters, algorithm)
+            noise = float(np.mean(each.labels == NOISE))
+            row = {"representation": representation, "algorithm": algorithm, "k": each.k}
+            found.append(row | {"silhouette": each.silhouette, "noise": round(noise, 4)})
+    return found
 
 
 def cluster_questions(config: Config) -> None:
     """Write ``data/clusters.json`` and ``reports/metrics/clusters.json``."""
+    torch.set_num_threads(config.reader.threads)
     settings = config.analysis.clusters
     attributions = dev_attributions()
-    points = representation(attributions)
-    clustering = cluster(points, settings)
-    properties = [properties_of(each) for each in attributions]
+    clustering: Clustering = judged(cluster(points_of(attributions, settings.representation), settings), settings)
+    properties = properties_of(attributions)
     columns = {name: [each[name] for each in properties] for name in properties[0]}
-    profiles = np.stack([profile(each) for each in attributions])
+    profiles = np.stack([[each.positive, each.negative] for each in map(trajectory, attributions)])
     members = [np.flatnonzero(clustering.labels == number) for number in range(clustering.k)]
     sizes = [len(each) for each in members]
+    chosen = clustering.choices.get(clustering.k)
+    words = distinctive_words([each.question for each in attributions], clustering.labels, 6)
     metrics = {
         "k": clustering.k,
         "silhouette": clustering.silhouette,
-        "silhouettes": {str(k): value for k, value in clustering.silhouettes.items()},
-        "stability": stability(points, clustering, settings),
+        "choices": {str(k): asdict(each) for k, each in clustering.choices.items()},
+        "stability": chosen.stability if chosen else None,
+        "beats_null": clustering.beats_null,
         "sizes": sizes,
-        "representation": "profile",
+        "noise": int((clustering.labels == NOISE).sum()),
+        "representation": settings.representation,
+        "algorithm": settings.algorithm,
         "association": association(clustering.labels, columns, settings),
+        "compared": compared(attributions, config),
     }
     detail = {
         "questions": [
@@ -57,7 +112,6 @@ def cluster_questions(config: Config) -> None:
                 "question": each.question,
                 "answer": each.answer,
                 "cluster": int(clustering.labels[index]),
-                "distance": float(clustering.distances[index, clustering.labels[index]]),
                 **properties[index],
             }
             for index, each in enumerate(attributions)
@@ -66,11 +120,17 @@ def cluster_questions(config: Config) -> None:
             [attributions[index].question_id for index in clustering.nearest(number, settings.nearest)]
             for number in range(clustering.k)
         ],
+        "words": words,
+        "descriptions": [
+            described([properties[index] for index in each], properties, words[number])
+            for number, each in enumerate(members)
+        ],
         "profiles": [np.round(profiles[each].mean(0), 6).tolist() for each in members],
     }
     write_json(CLUSTERS, detail)
     write_json(METRICS / "clusters.json", metrics)
-    print(f"{clustering.k} clusters of {', '.join(map(str, sizes))} questions")
+    verdict = "better than chance" if clustering.beats_null else "not better than chance"
+    print(f"{clustering.k} clusters of {', '.join(map(str, sizes))} questions, {verdict}")
 
 
 if __name__ == "__main__":

@@ -1,31 +1,49 @@
-"""Lay the dev questions out in the plane."""
+"""Lay the dev questions out in the plane: by all layers, and layer by layer."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
-from bertlift.analysis.profile import representation
-from bertlift.analysis.projection import project
+import torch
+
+from bertlift.analysis.projection import project, project_layers
+from bertlift.analysis.represent import layers_of, points_of
 from bertlift.config import Config
 from bertlift.files import write_text
-from bertlift.stages import CLUSTERS, MAP, run
+from bertlift.stages import CLUSTERS, LAYER_MAPS, MAP, run
 from bertlift.stages.cluster import dev_attributions
 
 COLUMNS = ("id", "x", "y", "cluster", "question_word", "answerable", "answered", "exact")
 
 
-def project_questions(config: Config) -> None:
-    """Write ``data/map.csv``: coordinates, cluster and properties of every dev question."""
-    points = project(representation(dev_attributions()), config.analysis.map)
-    questions = json.loads(CLUSTERS.read_text(encoding="utf-8"))["questions"]
+def write_table(path: Path, columns: Iterable[str], rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows as CSV, whole or not at all; coordinates with six digits."""
     table = io.StringIO()
-    writer = csv.DictWriter(table, COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer = csv.DictWriter(table, list(columns), extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    for question, (x, y) in zip(questions, points, strict=True):
-        writer.writerow(question | {"x": f"{x:.6f}", "y": f"{y:.6f}"})
-    write_text(MAP, table.getvalue())
+    writer.writerows(row | {"x": f"{row['x']:.6f}", "y": f"{row['y']:.6f}"} for row in rows)
+    write_text(path, table.getvalue())
+
+
+def project_questions(config: Config) -> None:
+    """Write ``data/map.csv``, all layers together with cluster and properties, and ``data/layer_maps.csv``."""
+    torch.set_num_threads(config.reader.threads)
+    attributions, representation = dev_attributions(), config.analysis.clusters.representation
+    questions = json.loads(CLUSTERS.read_text(encoding="utf-8"))["questions"]
+    points = project(points_of(attributions, representation), config.analysis.map)
+    write_table(MAP, COLUMNS, (row | {"x": x, "y": y} for row, (x, y) in zip(questions, points, strict=True)))
+    maps = project_layers(layers_of(attributions, representation), config.analysis.map)
+    places = (
+        {"id": question["id"], "row": row, "x": x, "y": y}
+        for row, each in enumerate(maps)
+        for question, (x, y) in zip(questions, each, strict=True)
+    )
+    write_table(LAYER_MAPS, ("id", "row", "x", "y"), places)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,12 @@ from bertlift.config import Report as Settings
 from bertlift.files import replacing, write_text
 from bertlift.reader.description import Description
 from bertlift.report import figures, heatmaps, theme
-from bertlift.report.page import Example, render
-from bertlift.stages import ATTRIBUTIONS, CLUSTERS, MAP, METRICS, READER, run
+from bertlift.report.page import Example, findings, render
+from bertlift.stages import ATTRIBUTIONS, CLUSTERS, CONTROLS, HEADS, LAYER_MAPS, MAP, METRICS, READER, TRAJECTORIES, run
 
 FIGURES = Path("reports/figures")
 PAGE = Path("reports/index.html")
+FINDINGS = Path("docs/findings.md")
 
 
 def _save(figure: Figure, path: Path, settings: Settings) -> Path:
@@ -50,50 +51,101 @@ def _read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def draw_set(directory: Path, detail: Any, cmap: Colormap, settings: Settings) -> dict[str, Path]:
-    """The figures about all dev questions, into ``directory``."""
-    with MAP.open(encoding="utf-8", newline="") as stream:
-        rows = list(csv.DictReader(stream))
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def draw_maps(detail: Any, most_followed: int = 6) -> tuple[Figure, Figure]:
+    """The map of all layers by several properties, and one for each layer with each cluster's medoid to follow."""
+    rows, places = _rows(MAP), _rows(LAYER_MAPS)
     points = np.array([[float(row["x"]), float(row["y"])] for row in rows])
-    clusters = [f"cluster {row['cluster']}" for row in rows]
-    names = [f"cluster {number}" for number in range(len(detail["nearest"]))]
-    words = [row["question_word"] for row in rows]
-    profiles, sizes = np.array(detail["profiles"]), [clusters.count(name) for name in names]
-    return {
-        "clusters": _save(figures.cluster_profiles(profiles, sizes, cmap), directory / "clusters", settings),
-        "map_clusters": _save(
-            figures.umap_map(points, clusters, "Questions by cluster", names), directory / "map_clusters", settings
+    names = {"cluster": "cluster", "question word": "question_word", "answerable": "answerable", "right": "exact"}
+    properties = {name: [row[column] for row in rows] for name, column in names.items()}
+    maps = np.array([[float(place["x"]), float(place["y"])] for place in places]).reshape(-1, len(rows), 2)
+    number = {row["id"]: index for index, row in enumerate(rows)}
+    medoids = [identities[0] for identities in detail["nearest"] if identities][:most_followed]
+    asked = {row["id"]: row["question"] for row in detail["questions"]}
+    followed = {number[identity]: asked[identity] for identity in medoids}
+    return figures.umap_maps(points, properties), figures.layer_maps(maps, properties["cluster"], followed)
+
+
+def draw_set(
+    directory: Path, detail: Any, metrics: dict[str, Any], cmap: Colormap, settings: Settings
+) -> dict[str, Path]:
+    """The figures about all dev questions, into ``directory``: name -> PNG."""
+    found = _read_json(TRAJECTORIES)
+    subsets = {name: each["measures"] for name, each in found["subsets"].items()}
+    everyone = subsets["all"]
+    drawn = {
+        "trajectories": figures.trajectories(
+            {"DeepLIFT": (everyone, "fair"), "attention": (everyone, "attention_fair")}, "All dev questions"
         ),
-        "map_question_words": _save(
-            figures.umap_map(points, words, "Questions by question word"), directory / "map_question_words", settings
-        ),
+        "spread": figures.spread(everyone),
+        "claims": figures.claims(metrics["claims"]),
+        "heads": figures.head_atlas(_read_json(HEADS), cmap),
     }
+    for name, first, second in (
+        ("right_wrong", "answered, right", "answered, wrong"),
+        ("answerable", "answerable", "unanswerable"),
+    ):
+        if first in subsets and second in subsets:
+            pair = {each: (subsets[each], "fair") for each in (first, second)}
+            drawn[name] = figures.trajectories(
+                pair, f"{first.capitalize()} against {second.removeprefix('answered, ')}"
+            )
+    beside = {name: (each["measures"], "fair") for name, each in found["controls"].items()}
+    if beside:
+        shown = {"the reader": (everyone, "fair"), **{figures.CONTROL_NAMES[name]: beside[name] for name in beside}}
+        drawn["controls"] = figures.trajectories(shown, "The reader and the controls")
+    if metrics["heads"]:
+        drawn["head_removal"] = figures.head_removal(metrics["heads"])
+    if metrics["clusters"]["choices"]:
+        drawn["cluster_choice"] = figures.cluster_choice(metrics["clusters"]["choices"], metrics["clusters"]["k"])
+    if detail["profiles"]:
+        drawn["clusters"] = figures.cluster_profiles(np.array(detail["profiles"]), metrics["clusters"]["sizes"], cmap)
+    drawn["map"], drawn["layer_maps"] = draw_maps(detail)
+    return {name: _save(figure, directory / name, settings) for name, figure in drawn.items()}
 
 
 def report(config: Config) -> None:
-    """Write ``reports/figures`` and ``reports/index.html``."""
+    """Write ``reports/figures``, ``reports/index.html`` and ``docs/findings.md``."""
     settings = config.report
     theme.apply()
     cmap = theme.diverging(settings.colors)
     shown = [each for each in load_attributions(ATTRIBUTIONS) if each.split.endswith("showcase")]
+    by_paper = {}
+    if (CONTROLS / "paper2019").is_dir():
+        by_paper = {each.question_id: each for each in load_attributions(CONTROLS / "paper2019")}
     detail = _read_json(CLUSTERS)
     by_id = {row["id"]: row for row in detail["questions"]}
-    metrics = {name: _read_json(METRICS / f"{name}.json") for name in ("evaluation", "attribution", "clusters")}
+    names = ("evaluation", "attribution", "claims", "heads", "clusters")
+    metrics = {name: _read_json(METRICS / f"{name}.json") for name in names}
     with replacing(FIGURES) as new:
         examples = [
             draw_example(each, new / str(each.name), cmap, settings)
             for each in tqdm(shown, desc="figures", unit="question", disable=None)
         ]
-        paths = draw_set(new, detail, cmap, settings)
+        paths = draw_set(new, detail, metrics, cmap, settings)
+        if shown and config.attribution.method != "paper2019" and shown[0].question_id in by_paper:
+            figure = heatmaps.side_by_side(shown[0], by_paper[shown[0].question_id], cmap)
+            paths["rules"] = _save(figure, new / str(shown[0].name) / "rules", settings)
         page = render(
             settings.title,
             Description.read(READER),
             metrics,
             examples,
-            [[by_id[identity] for identity in identities] for identities in detail["nearest"]],
+            [
+                {
+                    "description": detail["descriptions"][number],
+                    "nearest": [by_id[identity] for identity in identities],
+                }
+                for number, identities in enumerate(detail["nearest"])
+            ],
             paths,
         )
     write_text(PAGE, page)
+    write_text(FINDINGS, findings(Description.read(READER), metrics, _read_json(TRAJECTORIES)))
 
 
 if __name__ == "__main__":
