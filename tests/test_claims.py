@@ -19,6 +19,7 @@ from bertlift.analysis.claims import (
     mean_layer,
     thirds,
 )
+from bertlift.analysis.groups import GROUPS
 from bertlift.analysis.trajectories import trajectory
 from samples import planted, sample
 
@@ -39,41 +40,37 @@ def verdicts(reader, **controls):
     return {each["claim"]: each["verdict"] for each in judge(reader, controls, seed=1)}
 
 
-def high(*values):
-    return list(values)
-
-
 TRUE_AND_FALSE = {
     "separators_early": (
-        {"first_separator": high(1, 1, 1, 0.1, 1), "last_separator": high(1, 1, 1, 0.1, 1)},
+        {"first_separator": [1, 1, 1, 0.1, 1], "last_separator": [1, 1, 1, 0.1, 1]},
         {"first_separator": [0.001] * 5, "last_separator": [0.001] * 5},
     ),
     "separators_fall": (
-        {"first_separator": high(1, 1, 0.5, 0.1, 0), "last_separator": high(1, 1, 0.5, 0.1, 0)},
-        {"first_separator": high(0, 0.1, 0.5, 1, 1), "last_separator": high(0, 0.1, 0.5, 1, 1)},
+        {"first_separator": [1, 1, 0.5, 0.1, 0], "last_separator": [1, 1, 0.5, 0.1, 0]},
+        {"first_separator": [0, 0.1, 0.5, 1, 1], "last_separator": [0, 0.1, 0.5, 1, 1]},
     ),
     "punctuation_after_separators": (
-        {"first_separator": high(1, 1, 0.1, 0.1, 0), "punctuation": high(0, 0.1, 1, 1, 0)},
-        {"first_separator": high(0, 0.1, 0.1, 1, 0), "punctuation": high(1, 1, 1, 0.1, 0)},
+        {"first_separator": [1, 1, 0.1, 0.1, 0], "punctuation": [0, 0.1, 1, 1, 0]},
+        {"first_separator": [0, 0.1, 0.1, 1, 0], "punctuation": [1, 1, 1, 0.1, 0]},
     ),
     "content_after_punctuation": (
-        {"punctuation": high(1, 1, 0.1, 0.1, 0), "question_keyword": high(0, 0.1, 1, 1, 0)},
-        {"punctuation": high(0, 0.1, 1, 1, 0), "question_keyword": high(1, 1, 0.1, 0.1, 0)},
+        {"punctuation": [1, 1, 0.1, 0.1, 0], "question_keyword": [0, 0.1, 1, 1, 0]},
+        {"punctuation": [0, 0.1, 1, 1, 0], "question_keyword": [1, 1, 0.1, 0.1, 0]},
     ),
     "keywords_early": (
-        {"question_keyword": high(2, 2, 0.1, 0.1, 0)},
-        {"question_keyword": high(2, 0.001, 1, 1, 0)},
+        {"question_keyword": [2, 2, 0.1, 0.1, 0]},
+        {"question_keyword": [2, 0.001, 1, 1, 0]},
     ),
     "keywords_lost": (
-        {"question_keyword": high(1, 1, 0.1, 1, 0)},
-        {"question_keyword": high(0.1, 0.1, 1, 1, 0)},
+        {"question_keyword": [1, 1, 0.1, 1, 0]},
+        {"question_keyword": [0.1, 0.1, 1, 1, 0]},
     ),
     "keywords_return": (
-        {"question_keyword": high(1, 1, 0.1, 1, 0)},
-        {"question_keyword": high(1, 1, 1, 0.1, 0)},
+        {"question_keyword": [1, 1, 0.1, 1, 0]},
+        {"question_keyword": [1, 1, 1, 0.1, 0]},
     ),
-    "spread_narrows": ({"answer": high(0.1, 0.1, 1, 9, 50)}, {"answer": high(9, 9, 1, 0.1, 50)}),
-    "answer_grows": ({"answer": high(0.1, 0.1, 1, 9, 50)}, {"answer": high(9, 9, 1, 0.1, 50)}),
+    "spread_narrows": ({"answer": [0.1, 0.1, 1, 9, 50]}, {"answer": [9, 9, 1, 0.1, 50]}),
+    "answer_grows": ({"answer": [0.1, 0.1, 1, 9, 50]}, {"answer": [9, 9, 1, 0.1, 50]}),
 }
 
 
@@ -122,15 +119,34 @@ def test_the_output_is_on_the_answer_by_construction():
     assert verdicts(many(shares()))["output_on_answer"] == NOT_SUPPORTED
 
 
+NO_GOLD = {"golds": [], "gold_starts": []}
+
+
 @pytest.mark.parametrize(("unanswerable", "verdict"), [(0.5, SUPPORTED), (4.0, NOT_SUPPORTED)])
 def test_gradients_of_unanswerable_questions(unanswerable, verdict):
+    """Every third question has "no answer" for its answer, with a gradient that hides the difference."""
     random = np.random.default_rng(0)
     reader = []
+    for number in range(60):
+        size = (unanswerable if number % 2 else 2.0) * float(np.exp(0.1 * random.normal()))
+        changes = {"question_id": f"q{number}", "gradient": size} | (NO_GOLD if number % 2 else {})
+        if number % 3 == 0:
+            changes |= {"answer": "", "start": 0, "end": 0, "gradient": 2.0 if number % 2 else unanswerable}
+        reader.append(trajectory(planted(shares(), **changes)))
+    told = verdicts(reader)
+    assert told["unanswerable_gradient_answered"] == verdict
+    assert verdicts([each for each in reader if each.answered])["unanswerable_gradient"] == verdict
+
+
+@pytest.mark.parametrize(("unanswerable", "verdict"), [(3.0, SUPPORTED), (0.1, NOT_SUPPORTED)])
+def test_the_score_of_unanswerable_questions_in_the_question(unanswerable, verdict):
+    reader = []
     for number in range(40):
-        golds = {"golds": ["2003"], "gold_starts": [3]} if number % 2 else {"golds": [], "gold_starts": []}
-        size = (2.0 if number % 2 else unanswerable) * float(np.exp(0.1 * random.normal()))
-        reader.append(trajectory(planted(shares(), question_id=f"q{number}", gradient=size, **golds)))
-    assert verdicts(reader)["unanswerable_gradient"] == verdict
+        found = shares(question_word=[unanswerable if number % 2 else 1.0] * 5)
+        reader.append(
+            trajectory(planted(found, seed=number, question_id=f"q{number}", **(NO_GOLD if number % 2 else {})))
+        )
+    assert verdicts(reader)["unanswerable_question"] == verdict
 
 
 def test_right_and_wrong_answers_part_where_it_was_planted():
@@ -142,8 +158,20 @@ def test_right_and_wrong_answers_part_where_it_was_planted():
     ]
     found = judge([*right, *wrong], {}, seed=1)[-1]
     assert (found["claim"], found["verdict"], found["clearest_layer"]) == ("right_and_wrong", SUPPORTED, 3)
-    # The gold answer that the wrong ones missed is a group of its own from the start, with the share of its tokens.
     assert found["p_values"][3] < 0.05
+    # Who missed a gold answer has a group more. Alone that is no other way: its words are content to the reader.
+    missed = shares(gold_answer=[0.3] * 5)
+    wrong = [
+        trajectory(planted(missed, seed=seed, question_id=f"w{seed}", golds=["album"], gold_starts=[18]))
+        for seed in range(20)
+    ]
+    alike = [replace(each, positive=each.positive.copy()) for each in wrong]
+    for each in alike:  # the same share, on content
+        content, gold = GROUPS.index("passage_content"), GROUPS.index("gold_answer")
+        each.positive[:, content] += each.positive[:, gold]
+        each.positive[:, gold] = 0
+    right = [replace(each, right=True, question_id=f"r{number}") for number, each in enumerate(alike)]
+    assert judge([*right, *wrong], {}, seed=1)[-1]["verdict"] == NOT_SUPPORTED
     alike = [replace(each, right=number % 2 == 0) for number, each in enumerate(many(shares(), 40))]
     same = judge(alike, {}, seed=1)[-1]
     assert (same["verdict"], same["first_layer"]) == (NOT_SUPPORTED, None)

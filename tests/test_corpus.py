@@ -34,6 +34,15 @@ def test_the_corpus_is_sound_and_as_large_and_balanced_as_its_datasheet_says(fou
         assert f"{count} {word}" in flat or f"{count} questions ask {word}" in flat
 
 
+def test_the_table_of_what_was_tried_is_that_of_the_metrics_file():
+    trials = json.loads((ROOT / "reports/metrics/reader_trials.json").read_text(encoding="utf-8"))
+    text = (ROOT / "docs/reader.md").read_text(encoding="utf-8")
+    for run in trials["runs"]:
+        measures = (f"{run[name]:.1f}" for name in ("f1", "HasAns_f1", "NoAns_f1", "set_aside_f1"))
+        assert f"| {run['run']} | {' | '.join(measures)} |" in text
+    assert f"{trials['train_questions']:,} training questions" in text
+
+
 def test_the_corpus_is_as_large_as_the_study_needs(found):
     assert sum(split["articles"] for split in found.values()) >= 60
     assert sum(split["passages"] for split in found.values()) >= 240

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
 import threading
 from types import SimpleNamespace
@@ -723,3 +725,23 @@ def test_an_unknown_rule_is_refused():
     inputs, span = batch(3, [9])
     with pytest.raises(InputError, match="rule is 'lrp'; allowed: exact, paper2019"):
         deeplift(build("bert"), inputs, masked(inputs), span, rule="lrp")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_of_a_pass_is_kept_in_memory(fails):
+    """Hooks that hold the graph that holds them would never be freed; also where the target fails."""
+    model, ids = build("bert"), torch.randint(5, 40, (2, 9))
+
+    def target(output):
+        if fails:
+            raise RuntimeError
+        return output.start_logits[:, 3]
+
+    def living():
+        with contextlib.suppress(RuntimeError):
+            deeplift(model, {"input_ids": ids}, torch.full_like(ids, 4), target, heads=True)
+        gc.collect()
+        return sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
+
+    first = living()
+    assert [living() for _ in range(3)] == [first] * 3

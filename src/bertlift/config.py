@@ -104,7 +104,7 @@ class Controls:
     """What the claims are held against."""
 
     limit: Optional[int] = 120  # dev questions, spread over the articles; null: all
-    head_questions: int = 600  # training questions for the head on the encoder before fine-tuning
+    head_questions: int = 400  # training questions for the head on the encoder before fine-tuning
     seed: int = 13
 
 
@@ -112,8 +112,8 @@ class Controls:
 class Heads:
     """The atlas of heads and their removal."""
 
-    limit: Optional[int] = 120  # dev questions read for the atlas; null: all
-    orders: int = 5  # random orders of removal
+    limit: Optional[int] = 80  # dev questions read for the atlas; null: all
+    orders: int = 2  # random orders of removal
     seed: int = 13
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,16 @@ class Estimate:
     mean: Array
     low: Array
     high: Array
+
+    def plain(self) -> dict[str, Any]:
+        """``mean``, ``low`` and ``high`` as numbers (or lists of them) with six digits; None for NaN."""
+        return {name: _plain(value) for name, value in vars(self).items()}
+
+
+def _plain(values: Array) -> Any:
+    rounded = np.asarray(np.round(values, 6), dtype=object)
+    rounded[~np.isfinite(values)] = None
+    return rounded.tolist()
 
 
 def resampling(count: int, seed: int, times: int = TIMES) -> Array:

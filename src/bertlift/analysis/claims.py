@@ -10,7 +10,8 @@ Verdicts:
 
 - ``supported``: the 95 % interval lies above ``null``, and so does that of the difference to random weights, question
   by question, above 0: what the architecture gives without learning is not enough (the first alone without them).
-- ``true by construction``: it holds, but for random weights as well; or it follows from how the score is made.
+- ``true by construction``: it holds, but for random weights as well, which give at least half of it and cannot be told
+  apart; or it follows from how the score is made.
 - ``not supported``: the interval does not reach above ``null``.
 - ``undecided``: the interval holds ``null``, or there are too few questions, or random weights cannot be told apart.
 """
@@ -300,7 +301,8 @@ def verdict_of(
         return UNDECIDED
     if random is None or over_random is None or not np.isfinite(over_random.mean) or over_random.low > 0:
         return SUPPORTED
-    return CONSTRUCTION if random.low > claim.null else UNDECIDED
+    half = random.mean - claim.null >= over_random.mean
+    return CONSTRUCTION if random.low > claim.null and half else UNDECIDED
 
 
 def judge(
@@ -350,8 +352,8 @@ def judge(
 
 
 def _told(estimate: Estimate) -> dict[str, float | None]:
-    ends = {"statistic": estimate.mean, "ci_low": estimate.low, "ci_high": estimate.high}
-    return {name: _finite(float(value)) for name, value in ends.items()}
+    mean, low, high = estimate.plain().values()
+    return {"statistic": mean, "ci_low": low, "ci_high": high}
 
 
 def distances(profiles: Array, right: NDArray[np.bool_]) -> Array:
@@ -360,6 +362,15 @@ def distances(profiles: Array, right: NDArray[np.bool_]) -> Array:
     0: the same shares; 1: no token group in common. ``profiles``: absolute shares, ``(questions, rows, groups)``.
     """
     return np.asarray(np.abs(profiles[right].mean(0) - profiles[~right].mean(0)).sum(-1) / 2)
+
+
+def _without_gold(shares: Array) -> Array:
+    """The missed gold answer counted as content: only wrong answers have such a group, and the reader knows of none."""
+    folded = shares.copy()
+    gold = GROUPS.index("gold_answer")
+    folded[:, GROUPS.index("passage_content")] += folded[:, gold]
+    folded[:, gold] = 0
+    return folded
 
 
 def right_and_wrong(
@@ -378,7 +389,7 @@ def right_and_wrong(
         if min(right.sum(), (~right).sum()) < FEWEST:
             told[name] = None
             continue
-        profiles = np.stack([each.absolute for each in members])
+        profiles = np.stack([_without_gold(each.absolute) for each in members])
         random = np.random.default_rng(seed)
         observed = distances(profiles, right)
         null = np.stack([distances(profiles, random.permutation(right)) for _ in range(permutations)])

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bertlift.analysis.bootstrap import Array, Estimate, mean_estimate
+from bertlift.analysis.bootstrap import Array, mean_estimate
 from bertlift.analysis.groups import plain, stem, token_groups
 from bertlift.analysis.words import words_of
 from bertlift.attribution import Attribution
@@ -180,11 +180,6 @@ def removal(
     return {
         "counts": list(counts),
         "questions": len(whole),
-        "curves": {name: plainly(mean_estimate(values, seed)) for name, values in falls.items()},
-        "against": {name: plainly(mean_estimate((falls[first] - falls[name]).mean(1), seed)) for name in others},
+        "curves": {name: mean_estimate(values, seed).plain() for name, values in falls.items()},
+        "against": {name: mean_estimate((falls[first] - falls[name]).mean(1), seed).plain() for name in others},
     }
-
-
-def plainly(estimate: Estimate) -> dict[str, Any]:
-    """An estimate as plain numbers."""
-    return {side: np.round(getattr(estimate, side), 6).tolist() for side in ("mean", "low", "high")}

@@ -142,12 +142,6 @@ def summary(trajectories: Sequence[Trajectory], seed: int) -> dict[str, object]:
         measures = {}
         for measure, values in MEASURES.items():
             estimate = mean_estimate(np.stack([values(each) for each in members]), seed)
-            measures[measure] = {side: _plain(getattr(estimate, side)) for side in ("mean", "low", "high")}
+            measures[measure] = estimate.plain()
         found[name] = {"questions": len(members), "measures": measures}
     return found
-
-
-def _plain(values: Array) -> object:
-    rounded = np.round(values, 6).astype(object)
-    rounded[~np.isfinite(values)] = None
-    return rounded.tolist()

@@ -120,16 +120,21 @@ def _against(
         output0 = model(**given, return_dict=True)
     # A leaf that wants a gradient, so that there is a graph although the weights count as constants.
     tape.embedded = words(given["input_ids"]).detach().requires_grad_()
-    with _hidden_states(model) as states:
-        tape.watch = watch = _Heads(states, states0, edges, heads) if heads or edges else None
-        with replay(tape):
-            output = model(**given, return_dict=True)
-    function = target_function(target, output, given)
-    with record(end):
-        value0 = function(output0)
-    with replay(end):
-        value = function(output)
-    multipliers = _grad(value, states, given)
+    watch = None
+    try:
+        with _hidden_states(model) as states:
+            tape.watch = watch = _Heads(states, states0, edges, heads) if heads or edges else None
+            with replay(tape):
+                output = model(**given, return_dict=True)
+        function = target_function(target, output, given)
+        with record(end):
+            value0 = function(output0)
+        with replay(end):
+            value = function(output)
+        multipliers = _grad(value, states, given)
+    finally:
+        if watch:
+            watch.close()
     terms = [m * (h.detach() - h0) for m, h, h0 in zip(multipliers, states, states0, strict=True)]
     split = watch.split(value.detach(), value0) if watch else {}
     return Contributions(
@@ -268,13 +273,16 @@ class _Heads:
         self.maps = maps  # whether to keep the attention probabilities of all heads
         self.found: dict[tuple[str, Any], Tensor] = {}
         self.attended_in = 0  # the layer whose attention came last: the next sum has to be its residual one
+        self.hooks: list[Any] = []
 
     def added(self, a: Any, b: Any, total: Tensor) -> None:
         """``total = a + b``: the residual sum, if an attention came just before and one is the layer's input."""
         layer, attended_in, self.attended_in = len(self.states) - 1, self.attended_in, 0
         if layer == attended_in > 0 and (a is self.states[-2] or b is self.states[-2]):
             dh = self.states[-2].detach() - self.states0[layer - 1]
-            total.register_hook(lambda m: self.found.update({("residual", layer): (m * dh).sum((1, 2))}))
+            self.hooks += [
+                total.register_hook(lambda m: self.found.update({("residual", layer): (m * dh).sum((1, 2))}))
+            ]
 
     def attended(self, p: Tensor, v: Tensor, p_bar: Tensor, v_bar: Tensor, context: Tensor) -> None:
         """``context = p v``: ``p v - p0 v0 = p_bar dv + dp v_bar``, the value path and the attention path."""
@@ -293,7 +301,12 @@ class _Heads:
                 both = m[:, h] @ dv[:, h].mT * p_bar[:, h] + m[:, h] @ v_bar[:, h].mT * dp[:, h]
                 self.found["edges", (layer, h)] = both
 
-        context.register_hook(split)
+        self.hooks += [context.register_hook(split)]
+
+    def close(self) -> None:
+        """Let go of the graph: each hook holds tensors of the graph that holds it, a circle that nobody would free."""
+        for hook in self.hooks:
+            hook.remove()
 
     def split(self, value: Tensor, value0: Tensor) -> dict[str, Tensor]:
         """What was found, stacked by layer; every layer has to give ``f(x) - f(x0)``, but for rounding."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ def heads(config: Config) -> None:
     nbest = json.loads((PREDICTIONS / "nbest.json").read_text(encoding="utf-8"))
     targets = [target_of(Prediction.from_json(question, nbest[question.id]), reader) for question in dev]
     explained = [by_id[question.id] for question in dev]
+    usual = model.config._attn_implementation
     model.set_attn_implementation("eager")  # the only one that tells its weights
     shape = (len(dev), model.config.num_hidden_layers, model.config.num_attention_heads)
     kinds, sure = np.zeros((*shape, len(KINDS))), np.zeros(shape)
@@ -50,7 +52,7 @@ def heads(config: Config) -> None:
             size = len(windows[index].input_ids)
             weights = attention[row, :, :, :size, :size].double().numpy()
             kinds[index], sure[index] = attended(explained[index], weights), confidence(weights)
-    model.set_attn_implementation("sdpa")
+    model.set_attn_implementation(usual)
     # Without a split by heads (another method, another kind of encoder) there is no contribution to show.
     split = all(each.value_path.size for each in explained)
     value, paths = ([np.array(getattr(each, name)) for each in explained] for name in ("value_path", "attention_path"))
@@ -66,7 +68,7 @@ def heads(config: Config) -> None:
         sizes = {"positive": by_head.clip(min=0), "negative": by_head.clip(max=0)}
         sizes |= {"value_path": np.array(value), "attention_path": np.array(paths)}
         atlas |= {name: np.round(each.mean(0), 6).tolist() for name, each in sizes.items()}
-    metrics = None
+    metrics: dict[str, Any] = {}
     if behind_heads(model) is not None and len(dev) > 1:
         ranking, testing = np.arange(len(dev)) % 2 == 0, np.arange(len(dev)) % 2 == 1
         every = order_of(sure[0])
@@ -79,7 +81,7 @@ def heads(config: Config) -> None:
             kept = torch.tensor([testing[index] for index in indices])
             if kept.any():
                 tested.append(({name: each[kept] for name, each in inputs.items()}, starts[kept], ends[kept]))
-        counts = [count for count in (1, 2, 4, 8, 16, 32, 64) if count < len(every)]
+        counts = [count for count in (1, 2, 4, 8, 16, 32) if count < len(every)]
         metrics = removal(model, tested, orders, counts, settings.seed)
         metrics["carry_most"] = [
             {"layer": layer + 1, "head": head, "label": atlas["labels"][layer][head]}
