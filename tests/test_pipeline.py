@@ -148,7 +148,7 @@ def test_a_forced_run_repeats_every_hash(workspace):
     [
         (
             ["analysis.clusters.kk=4"],
-            "unknown key 'analysis.clusters.kk'; allowed under 'analysis.clusters': bootstraps",
+            "unknown key 'analysis.clusters.kk'; allowed under 'analysis.clusters': algorithm, bootstraps",
         ),
         (["reader=bert_huge"], "there is no 'reader/bert_huge'; allowed: bert_base, bert_base_squad2, local, minilm"),
         (["training.epochs=many"], "training.epochs"),

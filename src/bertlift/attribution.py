@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from bertlift.errors import InputError
 from bertlift.files import replacing
-from bertlift.squad.metrics import exact_match
 
 Row = NDArray[np.float32]  # (tokens,)
 Grid = NDArray[np.float32]  # (rows, tokens)
@@ -77,11 +76,6 @@ class Attribution:
     def layers(self) -> int:
         """Number of encoder layers that have a row of scores."""
         return len(self.scores) - 1
-
-    @property
-    def is_right(self) -> bool:
-        """Whether the answer is exactly one of the golds (the empty answer, where there is none)."""
-        return any(exact_match(gold, self.answer) for gold in self.golds or [""])
 
     @property
     def relative_delta(self) -> Row:

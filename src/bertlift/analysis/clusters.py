@@ -14,7 +14,7 @@ from sklearn.metrics import adjusted_rand_score, mutual_info_score, pairwise_dis
 from sklearn.mixture import GaussianMixture
 from tqdm import tqdm
 
-from bertlift.analysis.groups import FUNCTION_WORDS, plain
+from bertlift.analysis.groups import FUNCTION_WORDS, QUESTION_WORDS, plain
 from bertlift.config import Clusters as Settings
 from bertlift.errors import InputError
 
@@ -177,10 +177,12 @@ def distinctive_words(texts: Sequence[str], labels: Labels, count: int) -> list[
     """For every cluster the words that mark its texts off: class-based TF-IDF (Grootendorst 2022).
 
     A word's frequency in the cluster times ``log(1 + A / f)``: ``A`` the mean number of words of a cluster, ``f`` the
-    word's frequency in all. Function words and words of fewer than two texts do not count.
+    word's frequency in all. Function words, question words and words of fewer than two texts do not count.
     """
     words: Callable[[str], list[str]] = lambda text: [  # noqa: E731
-        word for word in re.findall(r"\w+", plain(text)) if word not in FUNCTION_WORDS
+        word
+        for word in re.findall(r"\w+", plain(text))
+        if word not in FUNCTION_WORDS | QUESTION_WORDS | {"many", "much"}
     ]
     k = int(labels.max(initial=NOISE)) + 1
     if not k or not any(words(text) for text in texts):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from bertlift.analysis.bootstrap import Array, mean_estimate
 from bertlift.analysis.groups import GROUPS, token_groups
 from bertlift.attribution import Attribution
+from bertlift.squad.metrics import exact_match
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,11 @@ def gini(shares: Array) -> Array:
     return np.asarray(np.divide(weighted, size * total, out=np.full_like(total, np.nan), where=total > 0))
 
 
+def is_right(attribution: Attribution) -> bool:
+    """Whether the answer is exactly one of the golds (the empty answer, where there is none)."""
+    return any(exact_match(gold, attribution.answer) for gold in attribution.golds or [""])
+
+
 def trajectory(attribution: Attribution) -> Trajectory:
     """The measures of one attribution."""
     groups = np.array([GROUPS.index(group) for group in token_groups(attribution)])
@@ -88,7 +94,7 @@ def trajectory(attribution: Attribution) -> Trajectory:
         question_id=attribution.question_id,
         answerable=not attribution.is_impossible,
         answered=attribution.answer != "",
-        right=attribution.is_right,
+        right=is_right(attribution),
         positive=np.clip(shares, 0, None) @ member,
         negative=np.clip(shares, None, 0) @ member,
         tokens=member.mean(0),

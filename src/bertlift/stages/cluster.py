@@ -20,7 +20,7 @@ from bertlift.analysis.clusters import (
 )
 from bertlift.analysis.groups import question_word_of
 from bertlift.analysis.represent import REPRESENTATIONS, points_of
-from bertlift.analysis.trajectories import trajectory
+from bertlift.analysis.trajectories import is_right, trajectory
 from bertlift.attribution import Attribution, load_attributions
 from bertlift.config import Config
 from bertlift.files import write_json
@@ -41,7 +41,7 @@ def properties_of(attributions: list[Attribution]) -> list[dict[str, str]]:
             "question_word": question_word_of(each.question),
             "answerable": "no" if each.is_impossible else "yes",
             "answered": "yes" if each.answer else "no",
-            "exact": "yes" if each.is_right else "no",
+            "exact": "yes" if is_right(each) else "no",
             "answer_type": answer_type(each.answer),
             "passage_length": "short" if length <= short else "long" if length > long else "middle",
         }
