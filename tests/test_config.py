@@ -59,7 +59,10 @@ REFUSED = [
         "analysis.clusters.kk=4",
         "unknown key 'analysis.clusters.kk'; allowed under 'analysis.clusters': algorithm, bootstraps, k, k_max",
     ),
-    ("analysis.cluster.k=4", "unknown key 'analysis.cluster'; allowed under 'analysis': clusters, controls, heads, map"),
+    (
+        "analysis.cluster.k=4",
+        "unknown key 'analysis.cluster'; allowed under 'analysis': clusters, controls, heads, map",
+    ),
     ("+data.limits=4", "unknown key 'data.limits'; allowed under 'data': dev, hub, limit, name, showcase, train"),
     ("datas.limit=4", "unknown key 'datas'; allowed at the top level: analysis, attribution, data, reader"),
     (
