@@ -374,7 +374,7 @@ def test_the_reader_stays_in_single_precision(reader, questions):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"method": "magic"}, "attribution.method is 'magic'; allowed: deeplift"),
+        ({"method": "magic"}, "attribution.method is 'magic'; allowed: deeplift, paper2019"),
         (
             {"reference": "none"},
             "reference is 'none'; allowed: mask, pad, unk, zero, blank_passage, blank_question, "
