@@ -61,7 +61,7 @@ REFUSED = [
     ),
     (
         "analysis.cluster.k=4",
-        "unknown key 'analysis.cluster'; allowed under 'analysis': clusters, controls, heads, map",
+        "unknown key 'analysis.cluster'; allowed under 'analysis': clusters, controls, faithfulness, heads, map",
     ),
     ("+data.limits=4", "unknown key 'data.limits'; allowed under 'data': dev, hub, limit, name, showcase, train"),
     ("datas.limit=4", "unknown key 'datas'; allowed at the top level: analysis, attribution, data, reader"),
@@ -70,7 +70,7 @@ REFUSED = [
         "unknown key 'report.colors.middle'; allowed under 'report.colors': negative, positive",
     ),
     ("data=nowhere", "there is no 'data/nowhere'; allowed: embedded, squad_json, squad_v2"),
-    ("experiment=big", "there is no 'experiment/big'; allowed: default, paper, smoke"),
+    ("experiment=big", "there is no 'experiment/big'; allowed: default, methods, paper, smoke"),
     ("training.epochs=many", "training.epochs: Value 'many' of type 'str' could not be converted to Float"),
     ("reader.finetune=perhaps", "reader.finetune: Value 'perhaps' is not a valid bool"),
     ("reader.batch_size=0", "reader.batch_size is 0; allowed: 1 or more"),

@@ -20,7 +20,10 @@ SMOKE = [part for setting in SETTINGS for part in ("-S", setting)]
 
 # The figures of the whole set that a run always has; others need enough right and wrong answers, or clusters.
 EARLY = ("separators_early", "keywords_early")
-SET_WIDE = ("trajectories", "spread", "claims", "controls", "heads", "head_removal", "map", "layer_maps")
+SET_WIDE = (
+    *("trajectories", "spread", "claims", "controls", "heads", "head_removal", "map", "layer_maps"),
+    *("methods", "perturbation", "agreement", "randomised"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +64,12 @@ def test_the_metrics_have_the_agreed_names_and_keys(workspace):
     assert all(claim["controls"]["random_weights"]["questions"] <= 10 for claim in claims if claim["claim"] in EARLY)
     heads = workspace.read("reports/metrics/heads.json")
     assert set(heads["curves"]) == {"contribution", "attention weight", "at random"}
+    faithfulness = workspace.read("reports/metrics/faithfulness.json")
+    assert list(faithfulness["methods"]) == ["deeplift", "gradient", "random"]
+    for method in faithfulness["methods"].values():
+        for measure in ("deletion", "insertion", "comprehensiveness", "sufficiency", "naopc"):
+            assert set(method[measure]) == {"mean", "ci_low", "ci_high"}
+        assert method["seconds_per_question"] > 0
     shown = workspace.run("dvc", "metrics", "show")
     assert "max_relative_delta" in shown
     assert "NoAns_f1" in shown
@@ -84,8 +93,8 @@ def test_the_showcase_is_scored_as_the_official_measures_do(workspace):
 
 
 def test_every_figure_is_there_and_is_no_blank_picture(workspace):
-    names = [f"layer_{row:02d}" for row in range(1, 7)] + ["output", "overview"]
-    for name in [*(f"beyonce/{each}" for each in names), "beyonce/rules", *SET_WIDE]:
+    names = [f"layer_{row:02d}" for row in range(1, 7)] + ["output", "overview", "bars"]
+    for name in [*(f"beyonce/{each}" for each in names), "beyonce/rules", "beyonce/methods", *SET_WIDE]:
         picture = Image.open(workspace.root / f"reports/figures/{name}.png")
         assert len(set(picture.convert("RGB").resize((64, 64)).getdata())) > 20, name
         assert (workspace.root / f"reports/figures/{name}.pdf").read_bytes().startswith(b"%PDF"), name
@@ -95,7 +104,7 @@ def test_the_page_holds_the_papers_question_and_all_its_pictures(workspace):
     page = (workspace.root / "reports/index.html").read_text(encoding="utf-8")
     assert "When did Beyonce start becoming popular?" in page
     drawn = list((workspace.root / "reports/figures").rglob("*.png"))
-    assert page.count("data:image/png;base64,") == len(drawn) >= 9 + len(SET_WIDE)
+    assert page.count("data:image/png;base64,") == len(drawn) >= 11 + len(SET_WIDE)
     assert "http://" not in page
     assert "https://" not in page
 
@@ -108,6 +117,15 @@ def test_the_findings_say_what_the_metrics_say(workspace):
         if claim["statistic"] is not None:
             assert f"{claim['statistic']:.2f} ({claim['ci_low']:.2f} to {claim['ci_high']:.2f})" in row
     assert f"exact {workspace.read('reports/metrics/evaluation.json')['exact']:.1f}" in text
+
+
+def test_the_page_about_methods_says_what_the_metrics_say(workspace):
+    text = (workspace.root / "docs/methods.md").read_text(encoding="utf-8")
+    for name, method in workspace.read("reports/metrics/faithfulness.json")["methods"].items():
+        row = next(
+            line for line in text.splitlines() if line.startswith(f"| `{name}` | {method['insertion']['mean']:.2f}")
+        )
+        assert f"{method['deletion']['mean']:.2f} (" in row
 
 
 def test_the_plots_can_be_drawn(workspace):
@@ -138,8 +156,8 @@ def test_a_sweep_of_a_clustering_key_trains_nothing_and_stands_in_exp_show(works
 def test_a_forced_run_repeats_every_hash(workspace):
     workspace.restore()
     before = workspace.hashes()
-    output = workspace.run("dvc", "repro", "--force", "project")
-    assert ran(output) == [stage for stage in STAGES if stage not in ("controls", "claims", "heads", "report")]
+    output = workspace.run("dvc", "repro", "--force", "claims", "heads", "project")
+    assert ran(output) == [stage for stage in STAGES if stage not in ("faithfulness", "report")]
     assert workspace.hashes() == before
 
 

@@ -15,12 +15,13 @@ from matplotlib.colors import to_hex
 from bertlift.analysis.claims import judge
 from bertlift.analysis.groups import GROUPS
 from bertlift.analysis.trajectories import summary, trajectory
+from bertlift.analysis.words import word_scores, words_of
 from bertlift.config import Colors
 from bertlift.config import Report as Settings
 from bertlift.errors import InputError
 from bertlift.reader.description import Description
 from bertlift.report import figures, heatmaps, theme
-from bertlift.report.page import findings, render
+from bertlift.report.page import findings, methods, render
 from bertlift.stages.report import draw_example
 from samples import planted, sample
 
@@ -185,6 +186,91 @@ def test_the_rules_stand_side_by_side_with_all_layers_and_the_output(cmap):
     assert max(box.get_x() + box.get_width() for box in figure.artists) <= 1
 
 
+def estimate(mean, width=0.5):
+    return {"mean": mean, "ci_low": mean - width, "ci_high": mean + width}
+
+
+def judged_method(insertion):
+    stages = {"head": estimate(0.5), "embeddings": estimate(0.0)}
+    curves = {"deleted": [3.0, 1.0, 0.0], "inserted": [0.0, insertion, 3.0], "randomised": stages}
+    return {"insertion": estimate(insertion), "deletion": estimate(1.0), "seconds_per_question": 0.25} | curves
+
+
+# Three methods: the second is the best, the third cannot be told from random.
+JUDGED = {
+    "questions": 4,
+    "checked_questions": 2,
+    "naopc_questions": 0,
+    "naopc_steps": 5,
+    "reference": "mask",
+    "shares": [0.0, 0.5, 1.0],
+    "methods": {"random": judged_method(0.1), "deeplift": judged_method(2.0), EVIL: judged_method(0.2)},
+    "against": {"random": {"deeplift": {"insertion": estimate(1.9)}, EVIL: {"insertion": estimate(0.1)}}},
+    "agreement": {
+        "methods": ["random", "deeplift", EVIL],
+        "rank_correlation": [[1, 0.0, 0.1], [0.0, 1, 0.3], [0.1, 0.3, 1]],
+        "top_overlap": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    },
+}
+
+
+def test_the_judgement_shows_the_best_first_and_every_estimate(cmap):
+    figure = figures.judgement(JUDGED)
+    first = figure.axes[0]
+    assert [label.get_text() for label in first.get_yticklabels()] == ["deeplift", EVIL, "random"]
+    assert [line.get_xdata()[0] for line in first.lines[1::2]][:2] == [2.0, 0.2]
+    assert first.get_ylim()[0] > first.get_ylim()[1]
+    curves = figures.perturbation_curves(JUDGED)
+    drawn = {line.get_label(): list(line.get_ydata()) for line in curves.axes[1].lines}
+    assert drawn["deeplift"] == [0, 2, 3]
+    table = figures.agreement(JUDGED, cmap).axes[0]
+    assert [text.get_text() for text in table.texts] == "1.00 0.30 0.00 0.30 1.00 0.10 0.00 0.10 1.00".split()
+    stages = figures.randomised(JUDGED, cmap).axes[0]
+    assert [label.get_text() for label in stages.get_xticklabels()] == ["head", "embeddings"]
+
+
+def test_the_methods_page_tells_which_beat_random():
+    text = methods(READER, JUDGED)
+    assert f"better `deeplift`; worse none; not\nto be told apart `{EVIL}`" in text
+    assert "| `deeplift` | 2.00 (1.50 to 2.50) | 1.00 (0.50 to 1.50) | n/a" in text
+    assert "Hardly: the mean rank correlation of two methods' absolute scores is 0.30" in text
+    assert "{{" not in text
+    assert "None" not in text
+
+
+def test_bars_have_the_height_of_the_words_scores(cmap):
+    one = sample()
+    figure = heatmaps.bars(one, cmap)
+    drawn = [bar for axes in figure.axes for bar in axes.patches]
+    scores = word_scores(words_of(one), one.scores[0])
+    np.testing.assert_allclose([bar.get_height() for bar in drawn], scores)
+    colors = {value > 0: bar.get_facecolor() for bar, value in zip(drawn, scores, strict=True)}
+    assert colors == {True: cmap(1.0), False: cmap(0.0)}
+
+
+def test_every_method_has_the_text_on_its_own_scale(cmap):
+    one = sample()
+    loud = replace(one, method="loud", scores=100 * one.scores)
+    figure = heatmaps.by_method([one, loud], cmap)
+    boxes = [box.get_facecolor() for box in figure.artists]
+    assert boxes[: len(boxes) // 2] == boxes[len(boxes) // 2 :]
+    assert [text for text in texts(figure) if text in ("deeplift", "loud")] == ["deeplift", "loud"]
+
+
+@pytest.mark.parametrize(("delta", "unit"), [([], "score of gradient"), ([0.0], "contribution to start + end logit")])
+def test_a_method_that_scores_the_input_alone_is_drawn_too(cmap, tmp_path, told, delta, unit):
+    one = sample()
+    one = replace(one, method="gradient", scores=one.scores[:1], delta=np.array(delta, dtype=np.float32))
+    assert unit in heatmaps.overview(one, cmap).axes[-1].get_xlabel()
+    example = draw_example(one, tmp_path / "example", cmap, SETTINGS)
+    assert example.layers == []
+    told["attribution"] |= {"layers": 0, "max_relative_delta": None, "relative_delta": [], "reference": "none"}
+    shown = render("title", READER, told, [example], [], {})
+    assert "Does it add up?" not in shown
+    assert 'type="range"' not in shown
+    assert "against the reference" not in shown
+
+
 @pytest.fixture
 def told(judged):
     """Metrics files with an evil string wherever one of the user's can stand."""
@@ -207,6 +293,7 @@ def told(judged):
             "against": {"at random": {"mean": 0.875, "low": 0.5, "high": 1.0}},
             "carry_most": [{"layer": 1, "head": 0, "label": "broad"}],
         },
+        "faithfulness": JUDGED,
         "clusters": {
             "k": 2,
             "silhouette": 0.5,

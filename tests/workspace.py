@@ -14,9 +14,10 @@ import yaml
 from conftest import ROOT
 
 STAGES = (
-    *("prepare", "finetune", "evaluate", "attribute", "controls", "claims", "heads", "cluster", "project", "report"),
+    *("prepare", "finetune", "evaluate", "attribute", "controls", "faithfulness", "claims", "heads", "cluster"),
+    *("project", "report"),
 )
-RESULTS = ("reports/", "docs/findings.md", "dvc.lock")
+RESULTS = ("reports/", "docs/findings.md", "docs/methods.md", "dvc.lock")
 
 
 class Workspace:

@@ -24,6 +24,11 @@ from bertlift.errors import InputError
 UNKNOWN_KEY = (ConfigAttributeError, ConfigKeyError)
 # Settings that name files of the user's.
 FILE_KEYS = ("data.train", "data.dev", "data.showcase", "reader.path", "reader.adapter")
+# Methods that take a fraction of a second for a question.
+FAST_METHODS = (
+    *("deeplift", "paper2019", "lrp", "gradient", "gradient_x_input", "gradcam"),
+    *("attention", "rollout", "attention_x_gradient", "random"),
+)
 DIRECTORY_KEYS = {"reader.path": "a checkpoint directory", "reader.adapter": "a directory with an adapter of peft"}
 
 
@@ -97,6 +102,8 @@ class AttributionSettings:
     reference: str = "mask"
     batch_size: int = 8  # windows at a time
     limit: Optional[int] = None  # dev questions, spread over the articles; null: all
+    samples: Optional[int] = None  # steps, noisy copies or sets of tokens, where a method draws them; null: its usual
+    seed: int = 13  # of a method that draws
 
 
 @dataclass
@@ -134,6 +141,18 @@ class Clusters:
 
 
 @dataclass
+class Faithfulness:
+    """How the methods are judged."""
+
+    methods: list[str] = field(default_factory=lambda: list(FAST_METHODS))
+    limit: Optional[int] = 20  # dev questions, spread over the articles; null: all
+    checks: int = 4  # of these, questions explained again with a changed input and with random weights
+    naopc: int = 0  # of these, questions for which the best and the worst order are searched
+    out: str = "reports/metrics/faithfulness.json"
+    seed: int = 13
+
+
+@dataclass
 class Map:
     """UMAP of the questions, by the representation that is clustered."""
 
@@ -149,6 +168,7 @@ class Analysis:
     controls: Controls = field(default_factory=Controls)
     heads: Heads = field(default_factory=Heads)
     clusters: Clusters = field(default_factory=Clusters)
+    faithfulness: Faithfulness = field(default_factory=Faithfulness)
     map: Map = field(default_factory=Map)
 
 
@@ -229,6 +249,8 @@ def _check_ranges(config: Config, where: str) -> None:
         "training.seed": (config.training.seed, 0),
         "attribution.batch_size": (config.attribution.batch_size, 1),
         "attribution.limit": (config.attribution.limit, 1),
+        "attribution.samples": (config.attribution.samples, 1),
+        "attribution.seed": (config.attribution.seed, 0),
         "analysis.controls.limit": (config.analysis.controls.limit, 1),
         "analysis.controls.head_questions": (config.analysis.controls.head_questions, 1),
         "analysis.controls.seed": (config.analysis.controls.seed, 0),
@@ -243,6 +265,10 @@ def _check_ranges(config: Config, where: str) -> None:
         "analysis.clusters.nulls": (config.analysis.clusters.nulls, 2),
         "analysis.clusters.permutations": (config.analysis.clusters.permutations, 1),
         "analysis.clusters.seed": (config.analysis.clusters.seed, 0),
+        "analysis.faithfulness.limit": (config.analysis.faithfulness.limit, 1),
+        "analysis.faithfulness.checks": (config.analysis.faithfulness.checks, 0),
+        "analysis.faithfulness.naopc": (config.analysis.faithfulness.naopc, 0),
+        "analysis.faithfulness.seed": (config.analysis.faithfulness.seed, 0),
         "analysis.map.neighbors": (config.analysis.map.neighbors, 2),
         "analysis.map.min_dist": (config.analysis.map.min_dist, 0),
         "analysis.map.seed": (config.analysis.map.seed, 0),

@@ -228,6 +228,17 @@ def _to_ourselves(model: nn.Module) -> Iterator[None]:
                 module.training = training
 
 
+def encoder_layers(model: Any) -> list[nn.Module]:
+    """The modules that are the model's layers, in their order; one that several layers share is there once."""
+    base = model.base_model
+    kind: Any = (getattr(base, "_can_record_outputs", None) or {}).get("hidden_states")
+    if kind is None:
+        count = model.config.num_hidden_layers
+        stacks = [each for each in base.modules() if isinstance(each, nn.ModuleList) and len(each) == count]
+        kind = type(stacks[0][0]) if stacks else nn.Module
+    return [module for module in base.modules() if isinstance(module, getattr(kind, "target_class", kind))]
+
+
 @contextmanager
 def _hidden_states(model: Any) -> Iterator[list[Tensor]]:
     """The inputs of all layers and the output of the last, of this thread's next pass.
@@ -235,14 +246,7 @@ def _hidden_states(model: Any) -> Iterator[list[Tensor]]:
     While a layer runs the last entry is an empty tensor. Hooks of our own, taken away afterwards: those by which the
     library fills ``output_hidden_states`` would stay on the model.
     """
-    base, count = model.base_model, model.config.num_hidden_layers
-    kind: Any = (getattr(base, "_can_record_outputs", None) or {}).get("hidden_states")
-    if kind is None:
-        stacks = [each for each in base.modules() if isinstance(each, nn.ModuleList) and len(each) == count]
-        kind = type(stacks[0][0]) if stacks else nn.Module
-    layers: list[nn.Module] = [
-        module for module in base.modules() if isinstance(module, getattr(kind, "target_class", kind))
-    ]
+    count, layers = model.config.num_hidden_layers, encoder_layers(model)
     states: list[Tensor] = []
     thread = threading.get_ident()
 

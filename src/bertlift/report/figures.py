@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import NullFormatter
 from numpy.typing import NDArray
 
 from bertlift.analysis.groups import GROUPS
@@ -401,3 +402,140 @@ def layer_maps(maps: Array, clusters: Sequence[str], followed: Mapping[int, str]
     told = "\n".join(f"{number}  {text}" for number, text in enumerate(followed.values(), 1))
     figure.supxlabel(told, x=0.02, ha="left", size=8, parse_math=False)
     return figure
+
+
+JUDGED = {
+    "insertion": "insertion\n(more is better)",
+    "deletion": "deletion\n(more is better)",
+    "comprehensiveness": "comprehensive-\nness (more)",
+    "sufficiency": "sufficiency\n(less)",
+    "naopc": "NAOPC\n(more)",
+    "sign_violation": "wrong sign\n(less)",
+    "sensitivity": "sensitivity\n(less)",
+    "randomisation": "random weights\n(near 0)",
+    "plausibility_sentence": "on the answer's\nsentence (1: fair)",
+    "plausibility_keywords": "on the question's\nkeywords (1: fair)",
+    "seconds_per_question": "seconds a\nquestion",
+}
+
+
+def best_first(found: Mapping[str, Any]) -> list[str]:
+    """The methods of ``faithfulness.json`` by decreasing insertion."""
+    return sorted(found["methods"], key=lambda name: -(found["methods"][name]["insertion"]["mean"] or 0.0))
+
+
+def judgement(found: Mapping[str, Any]) -> Figure:
+    """Every method by every measure, with 95 % intervals; the best by insertion on top, ``random`` as a line."""
+    methods = best_first(found)
+    shown = {
+        name: label
+        for name, label in JUDGED.items()
+        if any(_mean(found["methods"][method].get(name)) is not None for method in methods)
+    }
+    columns = 6
+    lines = -(-len(shown) // columns)
+    height = 0.9 + lines * (0.95 + 0.2 * len(methods))
+    figure, grid = plt.subplots(lines, columns, figsize=(12, height), layout="constrained", squeeze=False, sharey=True)
+    for axes in grid.flat[len(shown) :]:
+        axes.set_axis_off()
+    for axes, (name, label) in zip(grid.flat, shown.items(), strict=False):
+        for place, method in enumerate(methods):
+            each = found["methods"][method].get(name)
+            value = _mean(each)
+            if value is None:
+                continue
+            low, high = (each["ci_low"], each["ci_high"]) if isinstance(each, Mapping) else (value, value)
+            color = theme.CATEGORIES[0] if method != "random" else theme.FAINT
+            axes.plot([low, high], [place, place], color=color, linewidth=1.6)
+            axes.plot([value], [place], color=color, marker="o" if method != "random" else "s", markersize=5)
+            if method == "random" and name != "seconds_per_question":
+                axes.axvline(value, color=theme.FAINT, linewidth=0.8, linestyle="--")
+        if name == "seconds_per_question":
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_title(label, size=9, weight="bold")
+        axes.set_yticks(range(len(methods)), methods, size=8)
+        axes.set_ylim(len(methods) - 0.5, -0.5)
+        axes.tick_params(axis="x", labelsize=7)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(axis="y", color="#eeeeee", linewidth=0.8)
+        axes.set_axisbelow(True)
+    _headline(figure, f"How the methods fare (questions: {found['questions']})")
+    return figure
+
+
+def _mean(found: Any) -> float | None:
+    value = found["mean"] if isinstance(found, Mapping) else found
+    return None if value is None else float(value)
+
+
+def perturbation_curves(found: Mapping[str, Any], most: int = 6) -> Figure:
+    """What the span score does when the first tokens of each method go, and when they alone are there."""
+    methods = best_first(found)
+    named = [name for name in dict.fromkeys(["deeplift", *methods]) if name in methods and name != "random"][:most]
+    figure, grid = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained", sharey=True)
+    panels = (("deleted", "without the first tokens (lower is better)"), ("inserted", "with the first tokens alone"))
+    for axes, (key, title) in zip(grid, panels, strict=True):
+        for method in methods:
+            values, color, width = found["methods"][method][key], "#cccccc", 0.9
+            label = None
+            if method == "random":
+                color, width, label = theme.INK, 1.4, "random"
+            elif method in named:
+                color, width, label = theme.CATEGORIES[named.index(method)], 1.8, method
+            style = "--" if method == "random" else "-"
+            axes.plot(found["shares"], values, color=color, linewidth=width, linestyle=style, label=label)
+        axes.axhline(0, color=theme.FAINT, linewidth=0.8, linestyle=":")
+        axes.set_xlabel("share of the tokens", size=9)
+        _titled(axes, title)
+    grid[0].set_ylabel("span score above the reference's (logits)", size=9)
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+    return figure
+
+
+def agreement(found: Mapping[str, Any], cmap: Colormap) -> Figure:
+    """How far every two methods agree: the mean rank correlation of their absolute scores."""
+    table = found["agreement"]
+    order = [table["methods"].index(name) for name in best_first(found)]
+    names = [table["methods"][index] for index in order]
+    values = np.array(table["rank_correlation"], dtype=np.float64)[np.ix_(order, order)]
+    size = 2.4 + 0.47 * len(names)
+    figure, axes = plt.subplots(figsize=(size + 0.6, size), layout="constrained")
+    _matrix(figure, axes, values, cmap, "rank correlation (Spearman)")
+    axes.set_xticks(range(len(names)), names, size=8, rotation=60, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(names)), names, size=8)
+    _titled(axes, "Agreement of the methods", 11)
+    return figure
+
+
+def randomised(found: Mapping[str, Any], cmap: Colormap) -> Figure:
+    """Whether explanations follow the weights: rank correlation with themselves as the model loses what it learned."""
+    names = [name for name in best_first(found) if found["methods"][name]["randomised"]]
+    stages = list(found["methods"][names[0]]["randomised"])
+    values = np.array(
+        [[found["methods"][name]["randomised"][stage]["mean"] for stage in stages] for name in names], dtype=np.float64
+    )
+    figure, axes = plt.subplots(figsize=(2.9 + 0.6 * len(stages), 1.5 + 0.3 * len(names)), layout="constrained")
+    _matrix(figure, axes, values, cmap, "rank correlation")
+    axes.set_xticks(range(len(stages)), stages, size=8, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(names)), names, size=8)
+    _titled(axes, f"Random weights, from the top down (questions: {found['checked_questions']})", 11)
+    return figure
+
+
+def _matrix(figure: Figure, axes: Axes, values: Array, cmap: Colormap, label: str) -> None:
+    """Correlations as colours and numbers."""
+    norm = theme.symmetric(1.0)
+    image = axes.imshow(values, cmap=cmap, norm=norm, aspect="auto", interpolation="nearest")
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            ink = theme.ink_on(cmap(norm(value)))
+            axes.text(column, row, f"{round(value, 2) + 0.0:.2f}", ha="center", va="center", size=7, color=ink)
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, pad=0.02)
+    bar.set_label(label, size=9)
+    bar.ax.tick_params(labelsize=8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,7 +28,14 @@ WIDTH = 10.0  # inches
 MARGIN = 0.3
 SIZE = 11.0  # points
 LINE = 0.31  # inches from line to line
-UNIT = "contribution to start + end logit (colour: square root)"
+ROOT = "(colour: square root)"
+
+
+def unit_of(attribution: Attribution) -> str:
+    """What a score of this attribution is measured in."""
+    if not attribution.delta.size:
+        return f"score of {attribution.method}"
+    return "relevance, of 1" if attribution.method == "paper2019" else "contribution to start + end logit"
 
 
 def shared_scale(attribution: Attribution) -> Normalize:
@@ -173,7 +181,61 @@ def layer(attribution: Attribution, row: int, cmap: Colormap) -> Figure:
     norm = shared_scale(attribution)
     _headline(figure, attribution, "Embedding output" if row == 0 else f"Layer {row} of {attribution.layers}")
     _draw_text(figure, placed, height - 0.5, all_scores[row], cmap, norm, _target_words(attribution, words))
-    _scale_bar(figure, cmap, norm, UNIT, 0.5)
+    _scale_bar(figure, cmap, norm, f"{unit_of(attribution)} {ROOT}", 0.5)
+    return figure
+
+
+def bars(attribution: Attribution, cmap: Colormap) -> Figure:
+    """Every word's score at the input as a bar, the words in running order, wrapped like a text."""
+    words = words_of(attribution)
+    scores = word_scores(words, attribution.scores[0])
+    target = _target_words(attribution, words)
+    columns, cell = 32, 0.29
+    blocks = [range(start, min(start + columns, len(words))) for start in range(0, len(words), columns)]
+    block_height, left = 1.75, 0.75
+    width, height = left + columns * cell + 0.2, 0.6 + len(blocks) * block_height
+    figure = plt.figure(figsize=(width, height))
+    low, high = min(float(scores.min()), 0.0), max(float(scores.max()), 0.0)
+    pad = 0.05 * ((high - low) or 1.0)
+    for number, block in enumerate(blocks):
+        bottom = height - 0.5 - number * block_height - 1.0
+        axes = figure.add_axes((left / width, bottom / height, len(block) * cell / width, 1.0 / height))
+        values = scores[list(block)]
+        colors = [cmap(float(value > 0)) for value in values]
+        axes.bar(range(len(block)), values, width=0.8, color=colors)
+        axes.set(xlim=(-0.5, len(block) - 0.5), ylim=(low - pad, high + pad))
+        axes.axhline(0, color=theme.INK, linewidth=0.6)
+        axes.set_xticks(range(len(block)), [_short(words[index].text) for index in block], size=8, rotation=60)
+        for tick, index in zip(axes.get_xticklabels(), block, strict=True):
+            tick.set(ha="right", rotation_mode="anchor", parse_math=False)
+            if index in target:
+                tick.set(weight="bold")
+        axes.tick_params(axis="x", length=0)
+        axes.tick_params(axis="y", labelsize=7)
+        if number == 0:
+            axes.set_ylabel(textwrap.fill(unit_of(attribution), 20), size=7)
+    _headline(figure, attribution, f"The input by {attribution.method} (words of the answer in bold)")
+    return figure
+
+
+def by_method(attributions: Sequence[Attribution], cmap: Colormap) -> Figure:
+    """One answer as several methods explain it: the text once for each, every word on the colour of its input score.
+
+    Each method has its own scale, to its largest score.
+    """
+    words = words_of(attributions[0])
+    placed, lines = _flow(words, WIDTH - 2 * MARGIN, SIZE)
+    block = lines * LINE + 0.42
+    height = 0.55 + len(attributions) * block + 0.75
+    figure = plt.figure(figsize=(WIDTH, height))
+    _headline(figure, attributions[0], f"The input by {len(attributions)} methods")
+    for number, each in enumerate(attributions):
+        top = height - 0.55 - number * block
+        scores = word_scores(words, each.scores[0])
+        scores = scores / (np.abs(scores).max() or 1.0)
+        figure.text(MARGIN / WIDTH, (top - 0.2) / height, each.method, size=11, weight="bold")
+        _draw_text(figure, placed, top - 0.27, scores, cmap, theme.symmetric(1.0), _target_words(each, words))
+    _scale_bar(figure, cmap, theme.symmetric(1.0), "score, of the method's largest", 0.5, [-1, -0.5, 0, 0.5, 1])
     return figure
 
 
@@ -196,7 +258,7 @@ def output(attribution: Attribution, cmap: Colormap) -> Figure:
         (
             contribution,
             shared_scale(attribution),
-            UNIT,
+            f"contribution to start + end logit {ROOT}",
             "Output: the span's own logits (by construction)",
         ),
         (
@@ -236,8 +298,8 @@ def side_by_side(exact: Attribution, paper: Attribution, cmap: Colormap) -> Figu
     for end in (paper.start, paper.end):
         halves[end] += 0.5
     columns = (
-        (exact, "exact DeepLIFT", _own_logits(exact), UNIT),
-        (paper, "the rule of the paper's code", halves, "relevance, of 1 (colour: square root)"),
+        (exact, "exact DeepLIFT", _own_logits(exact), f"{unit_of(exact)} {ROOT}"),
+        (paper, "the rule of the paper's code", halves, f"{unit_of(paper)} {ROOT}"),
     )
     words = words_of(exact)
     placed, lines = _flow(words, width, SIZE)
@@ -299,7 +361,7 @@ def overview(attribution: Attribution, cmap: Colormap, columns: int = 40) -> Fig
         if number == 0:
             axes.set_ylabel("layer", size=8)
     _headline(figure, attribution, "All layers (words of the answer in bold)")
-    _scale_bar(figure, cmap, norm, UNIT, 0.45)
+    _scale_bar(figure, cmap, norm, f"{unit_of(attribution)} {ROOT}", 0.45)
     return figure
 
 

@@ -12,16 +12,18 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template, select
 
 from bertlift.attribution import Attribution
 from bertlift.reader.description import Description
+from bertlift.report.figures import best_first
 
 
 @dataclass(frozen=True)
 class Example:
-    """A showcase question and its PNG figures: one a layer, the output, the overview."""
+    """A showcase question and its PNG figures: one a layer, the output, the overview, the input's scores as bars."""
 
     attribution: Attribution
     layers: list[Path]
     output: Path
     overview: Path
+    bars: Path
 
 
 def _embedded(path: Path) -> str:
@@ -62,7 +64,8 @@ def render(
     Args:
         title: of the page.
         reader: what its ``reader.json`` says.
-        metrics: ``evaluation``, ``attribution``, ``claims``, ``heads`` and ``clusters``: the metrics files.
+        metrics: ``evaluation``, ``attribution``, ``claims``, ``heads``, ``faithfulness`` and ``clusters``: the metrics
+            files.
         examples: showcase questions.
         clusters: for every cluster its ``description`` and ``nearest`` questions (rows of ``data/clusters.json``).
         figures: name -> PNG file; those that there are.
@@ -84,3 +87,13 @@ def findings(reader: Description, metrics: Mapping[str, Any], trajectories: Mapp
     return _template("findings.md.jinja").render(
         reader=reader, metrics=metrics, measures=everyone["measures"], questions=everyone["questions"]
     )
+
+
+def methods(reader: Description, found: Mapping[str, Any]) -> str:
+    """The text of ``docs/methods.md``: what the methods are, and how they fared.
+
+    Args:
+        reader: what its ``reader.json`` says.
+        found: the file that the ``faithfulness`` stage wrote.
+    """
+    return _template("methods.md.jinja").render(reader=reader, found=found, order=best_first(found))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import yaml
+from omegaconf import OmegaConf
 
 from bertlift.config import Config, load_params
 from bertlift.errors import InputError
@@ -22,6 +24,7 @@ READER = Path("data/reader")
 PREDICTIONS = Path("data/predictions")
 ATTRIBUTIONS = Path("data/attributions")
 CONTROLS = Path("data/controls")
+METHOD_EXAMPLES = Path("data/methods")
 HEADS = Path("data/heads.json")
 TRAJECTORIES = Path("data/trajectories.json")
 CLUSTERS = Path("data/clusters.json")
@@ -31,13 +34,15 @@ METRICS = Path("reports/metrics")
 
 
 def outputs_of(stage: str) -> list[Path]:
-    """What ``dvc.yaml`` says the stage writes; nothing where there is no ``dvc.yaml``."""
+    """What ``dvc.yaml`` says the stage writes, its settings filled in; nothing where there is no ``dvc.yaml``."""
     file = Path("dvc.yaml")
     if not file.is_file():
         return []
     entry = yaml.safe_load(file.read_text(encoding="utf-8"))["stages"].get(stage, {})
     listed = [*entry.get("outs", []), *entry.get("metrics", []), *entry.get("plots", [])]
-    return [Path(next(iter(each)) if isinstance(each, dict) else each) for each in listed]
+    settings = OmegaConf.load("params.yaml") if Path("params.yaml").is_file() else OmegaConf.create()
+    names = [next(iter(each)) if isinstance(each, dict) else each for each in listed]
+    return [Path(re.sub(r"\$\{(.+?)\}", lambda key: str(OmegaConf.select(settings, key[1])), name)) for name in names]
 
 
 def _link(source: str | Path, target: str | Path) -> None:

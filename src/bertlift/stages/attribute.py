@@ -32,19 +32,21 @@ def attribute(config: Config) -> None:
     nbest = json.loads((PREDICTIONS / "nbest.json").read_text(encoding="utf-8"))
     predictions = [Prediction.from_json(question, nbest[question.id]) for question in questions]
     attributions = explain(reader, predictions, config.attribution, splits)
-    relative = np.stack([each.relative_delta for each in attributions]).max(0)
+    relative = np.stack([each.relative_delta for each in attributions]).max(0)  # empty where nothing has to add up
+    largest = float(relative.max()) if relative.size else None
     save_attributions(ATTRIBUTIONS, attributions)
     metrics = {
         "questions": len(attributions),
         "layers": attributions[0].layers,
         "heads": int(reader.model.config.num_attention_heads),
         "method": config.attribution.method,
-        "reference": config.attribution.reference,
-        "max_relative_delta": float(relative.max()),
+        "reference": attributions[0].reference,
+        "max_relative_delta": largest,
         "relative_delta": [float(value) for value in relative],
     }
     write_json(METRICS / "attribution.json", metrics)
-    print(f"{len(attributions)} answers explained; largest relative delta {metrics['max_relative_delta']:.1e}")
+    said = "" if largest is None else f"; largest relative delta {largest:.1e}"
+    print(f"{len(attributions)} answers explained{said}")
 
 
 if __name__ == "__main__":

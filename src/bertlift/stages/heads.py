@@ -14,6 +14,7 @@ from bertlift.analysis.heads import KINDS, attended, behind_heads, confidence, l
 from bertlift.attribution import load_attributions
 from bertlift.config import Config
 from bertlift.files import write_json
+from bertlift.methods.attentions import telling_weights
 from bertlift.methods.explain import target_of
 from bertlift.reader.load import load_reader
 from bertlift.reader.predict import Prediction, collate
@@ -36,8 +37,6 @@ def heads(config: Config) -> None:
     nbest = json.loads((PREDICTIONS / "nbest.json").read_text(encoding="utf-8"))
     targets = [target_of(Prediction.from_json(question, nbest[question.id]), reader) for question in dev]
     explained = [by_id[question.id] for question in dev]
-    usual = model.config._attn_implementation
-    model.set_attn_implementation("eager")  # the only one that tells its weights
     shape = (len(dev), model.config.num_hidden_layers, model.config.num_attention_heads)
     kinds, sure = np.zeros((*shape, len(KINDS))), np.zeros(shape)
     windows = [window for window, _, _ in targets]
@@ -46,13 +45,12 @@ def heads(config: Config) -> None:
         inputs = collate([windows[index] for index in indices], reader.tokenizer)
         starts, ends = (torch.tensor([targets[index][side] for index in indices]) for side in (1, 2))
         given.append((indices, inputs, starts, ends))
-        with torch.no_grad():
+        with torch.no_grad(), telling_weights(model):
             attention = torch.stack(model(**inputs, output_attentions=True).attentions, dim=1)
         for row, index in enumerate(indices):
             size = len(windows[index].input_ids)
             weights = attention[row, :, :, :size, :size].double().numpy()
             kinds[index], sure[index] = attended(explained[index], weights), confidence(weights)
-    model.set_attn_implementation(usual)
     # Without a split by heads (another method, another kind of encoder) there is no contribution to show.
     split = all(each.value_path.size for each in explained)
     value, paths = ([np.array(getattr(each, name)) for each in explained] for name in ("value_path", "attention_path"))

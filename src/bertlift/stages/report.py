@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+from joblib import Parallel, delayed
 from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from tqdm import tqdm
@@ -19,12 +20,25 @@ from bertlift.config import Report as Settings
 from bertlift.files import replacing, write_text
 from bertlift.reader.description import Description
 from bertlift.report import figures, heatmaps, theme
-from bertlift.report.page import Example, findings, render
-from bertlift.stages import ATTRIBUTIONS, CLUSTERS, CONTROLS, HEADS, LAYER_MAPS, MAP, METRICS, READER, TRAJECTORIES, run
+from bertlift.report.page import Example, findings, methods, render
+from bertlift.stages import (
+    ATTRIBUTIONS,
+    CLUSTERS,
+    CONTROLS,
+    HEADS,
+    LAYER_MAPS,
+    MAP,
+    METHOD_EXAMPLES,
+    METRICS,
+    READER,
+    TRAJECTORIES,
+    run,
+)
 
 FIGURES = Path("reports/figures")
 PAGE = Path("reports/index.html")
 FINDINGS = Path("docs/findings.md")
+METHODS = Path("docs/methods.md")
 
 
 def _save(figure: Figure, path: Path, settings: Settings) -> Path:
@@ -34,7 +48,8 @@ def _save(figure: Figure, path: Path, settings: Settings) -> Path:
 
 
 def draw_example(attribution: Attribution, directory: Path, cmap: Colormap, settings: Settings) -> Example:
-    """All figures of one question, into ``directory``."""
+    """All figures of one question, into ``directory``; in a process of its own."""
+    theme.apply()
     layers = [
         _save(heatmaps.layer(attribution, row, cmap), directory / f"layer_{row:02d}", settings)
         for row in range(1, attribution.layers + 1)
@@ -44,6 +59,7 @@ def draw_example(attribution: Attribution, directory: Path, cmap: Colormap, sett
         layers,
         _save(heatmaps.output(attribution, cmap), directory / "output", settings),
         _save(heatmaps.overview(attribution, cmap), directory / "overview", settings),
+        _save(heatmaps.bars(attribution, cmap), directory / "bars", settings),
     )
 
 
@@ -98,6 +114,11 @@ def draw_set(
     if beside:
         shown = {"the reader": (everyone, "fair"), **{figures.CONTROL_NAMES[name]: beside[name] for name in beside}}
         drawn["controls"] = figures.trajectories(shown, "The reader and the controls")
+    judged = metrics["faithfulness"]
+    drawn |= {"methods": figures.judgement(judged), "perturbation": figures.perturbation_curves(judged)}
+    drawn["agreement"] = figures.agreement(judged, cmap)
+    if judged["checked_questions"]:
+        drawn["randomised"] = figures.randomised(judged, cmap)
     if metrics["heads"]:
         drawn["head_removal"] = figures.head_removal(metrics["heads"])
     if metrics["clusters"]["choices"]:
@@ -109,7 +130,7 @@ def draw_set(
 
 
 def report(config: Config) -> None:
-    """Write ``reports/figures``, ``reports/index.html`` and ``docs/findings.md``."""
+    """Write ``reports/figures``, ``reports/index.html``, ``docs/findings.md`` and ``docs/methods.md``."""
     settings = config.report
     theme.apply()
     cmap = theme.diverging(settings.colors)
@@ -121,15 +142,20 @@ def report(config: Config) -> None:
     by_id = {row["id"]: row for row in detail["questions"]}
     names = ("evaluation", "attribution", "claims", "heads", "clusters")
     metrics = {name: _read_json(METRICS / f"{name}.json") for name in names}
+    metrics["faithfulness"] = _read_json(Path(config.analysis.faithfulness.out))
     with replacing(FIGURES) as new:
-        examples = [
-            draw_example(each, new / str(each.name), cmap, settings)
-            for each in tqdm(shown, desc="figures", unit="question", disable=None)
-        ]
+        jobs = (delayed(draw_example)(each, new / str(each.name), cmap, settings) for each in shown)
+        drawn = Parallel(n_jobs=max(1, min(config.reader.threads, len(shown))), return_as="generator")(jobs)
+        examples = list(tqdm(drawn, total=len(shown), desc="figures", unit="question", disable=None))
         paths = draw_set(new, detail, metrics, cmap, settings)
         if shown and config.attribution.method != "paper2019" and shown[0].question_id in by_paper:
             figure = heatmaps.side_by_side(shown[0], by_paper[shown[0].question_id], cmap)
             paths["rules"] = _save(figure, new / str(shown[0].name) / "rules", settings)
+        by_method = [METHOD_EXAMPLES / name for name in figures.best_first(metrics["faithfulness"])]
+        if shown and by_method[0].is_dir():
+            several = [load_attributions(each)[0] for each in by_method]
+            figure = heatmaps.by_method(several, cmap)
+            paths["by_method"] = _save(figure, new / str(several[0].name) / "methods", settings)
         page = render(
             settings.title,
             Description.read(READER),
@@ -145,6 +171,7 @@ def report(config: Config) -> None:
             paths,
         )
     write_text(PAGE, page)
+    write_text(METHODS, methods(Description.read(READER), metrics["faithfulness"]))
     write_text(FINDINGS, findings(Description.read(READER), metrics, _read_json(TRAJECTORIES)))
 
 
