@@ -723,7 +723,7 @@ def test_the_papers_rule_is_that_of_its_code_step_by_step():
 
 def test_an_unknown_rule_is_refused():
     inputs, span = batch(3, [9])
-    with pytest.raises(InputError, match="rule is 'lrp'; allowed: exact, paper2019"):
+    with pytest.raises(InputError, match="rule is 'lrp'; allowed: exact, paper2019, attnlrp"):
         deeplift(build("bert"), inputs, masked(inputs), span, rule="lrp")
 
 

@@ -2,7 +2,7 @@
 
 ``rules`` holds the multipliers of the non-linear operations, ``tape`` finds those operations in a
 model without touching its code, ``references`` makes the reference inputs, ``attribute`` puts them
-together; ``paper2019`` is the rule of the paper's own code.
+together. Two other rules to compare with: ``paper2019``, of the paper's own code, and ``attnlrp``, of LXT.
 """
 
 from bertlift.engine.attribute import Contributions, deeplift

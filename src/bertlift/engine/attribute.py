@@ -13,12 +13,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from bertlift.engine import paper2019
+from bertlift.engine import attnlrp, paper2019
 from bertlift.engine.references import reference_embeddings
 from bertlift.engine.tape import Tape, UnsupportedOperationError, record, replay
 from bertlift.errors import InputError
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+RULES = ("exact", "paper2019", "attnlrp")
 _LOCK = threading.Lock()
 _LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 
@@ -75,11 +76,12 @@ def deeplift(
         reference: see :func:`reference_embeddings`; of a list of them the average is taken (DeepSHAP).
         target: None: start + end logit of :func:`predicted_span`, or the logit of the predicted class;
             ``(start, end)`` token positions, each a number or ``(batch,)``; or a function of the model's output
-            that returns ``(batch,)``, subject to the rules like the model.
+            that returns ``(batch,)``, subject to the exact rules like the model (of the others: a plain gradient).
         heads: whether to split every layer by heads and residual as well (and return the attention).
         edges: (layer from 1, head from 0) of the heads whose query-by-key contributions are wanted; without ``heads``
             nothing else of this size is returned.
-        rule: ``"exact"``, or ``"paper2019"``: see ``paper2019``; needs no reference, and its relevance adds up to 1.
+        rule: ``"exact"``; or one that needs no reference, so that ``reference_value`` is 0: ``"paper2019"``, see
+            ``paper2019``, whose relevance adds up to 1, or ``"attnlrp"``, see ``attnlrp``, which does not add up.
         tokenizer: tells which tokens are special; None: the one saved beside the model.
 
     Raises:
@@ -87,8 +89,8 @@ def deeplift(
         UnsupportedOperationError: if the model computes something non-linear that has no rule.
         TapeMismatchError: if the model takes different paths for input and reference.
     """
-    if rule not in ("exact", "paper2019"):
-        raise InputError(f"rule is {rule!r}; allowed: exact, paper2019")
+    if rule not in RULES:
+        raise InputError(f"rule is {rule!r}; allowed: {', '.join(RULES)}")
     layers, n_heads = model.config.num_hidden_layers, model.config.num_attention_heads
     asked = list(edges or ())
     if wrong := [edge for edge in asked if not (1 <= edge[0] <= layers and 0 <= edge[1] < n_heads)]:
@@ -96,8 +98,8 @@ def deeplift(
     taken = inspect.signature(model.forward).parameters
     given = {key: inputs[key].to(model.device) for key in INPUTS if key in inputs and key in taken}
     with _to_ourselves(model):
-        if rule == "paper2019":
-            return _relevance(model, given, target)
+        if rule != "exact":
+            return _relevance(model, given, target, rule)
         several = reference if isinstance(reference, list | tuple) else [reference]
         if not several:
             raise InputError("reference is an empty list; allowed: one reference or several")
@@ -147,18 +149,23 @@ def _against(
     )
 
 
-def _relevance(model: Any, given: dict[str, Tensor], target: Any) -> Contributions:
-    tape = Tape(model, paper2019.RULES, model.get_input_embeddings().weight)
+def _relevance(model: Any, given: dict[str, Tensor], target: Any, rule: str) -> Contributions:
+    rules = paper2019.RULES if rule == "paper2019" else attnlrp.RULES
+    tape = Tape(model, rules, model.get_input_embeddings().weight)
     tape.embedded = tape.words[given["input_ids"]].detach().requires_grad_()
     tape.recording = False
     with _hidden_states(model) as tape.watch, replay(tape):
         output = model(**given, return_dict=True)
     value = target_function(target, output, given)(output)
-    one = torch.ones_like(value.detach())
+    if rule == "paper2019":  # the "gradient" is relevance, half of it from either end of the span
+        terms, whole = _grad(value / 2, tape.watch, given), torch.ones_like(value)
+    else:
+        grads = _grad(value, tape.watch, given)
+        terms, whole = [h.detach() * grad for h, grad in zip(tape.watch, grads, strict=True)], value.detach()
     return Contributions(
-        **_sums(_grad(value / 2, tape.watch, given)),
-        target_value=one,
-        reference_value=0 * one,
+        **_sums(terms),
+        target_value=whole,
+        reference_value=torch.zeros_like(whole),
         output=_detached(output),
         reference_output=None,
     )

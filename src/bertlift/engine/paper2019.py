@@ -65,7 +65,7 @@ class Passed(Function):
     """An operation ``x -> y`` that is ignored: ``R_x = share * R``."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, share: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, y: Tensor, share: float | Tensor) -> Tensor:
         """``y``."""
         ctx.share = share
         return y

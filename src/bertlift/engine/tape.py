@@ -149,7 +149,8 @@ def _matmul(tape: Tape, func: Func, a: Tensor, b: Tensor) -> Any:
     return product
 
 
-def _weighted(tape: Tape, func: Func, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
+def weighted(tape: Tape, func: Func, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Linear, as long as the weights are constants."""
     if weight.requires_grad:
         raise refusal(tape, func, "with weights that depend on the input")
     return func(x, weight, *args, **kwargs)
@@ -236,7 +237,7 @@ ELEMENTWISE = (
 RULES: dict[Func, Func] = {
     F.layer_norm: _layer_norm,
     F.scaled_dot_product_attention: _attention,
-    **named("linear conv1d conv2d", _weighted),
+    **named("linear conv1d conv2d", weighted),
     **named("dropout", dropout),
     **named("softmax log_softmax", _softmax),
     **named("matmul bmm __matmul__", _matmul),
