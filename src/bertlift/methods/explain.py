@@ -179,10 +179,11 @@ def _deeplift(case: Case) -> dict[str, Tensor]:
     return tensors
 
 
-def _by_rule(rule: str) -> Callable[[Case], dict[str, Tensor]]:
+def _by_rule(rule: str, complete: bool) -> Callable[[Case], dict[str, Tensor]]:
     def run(case: Case) -> dict[str, Tensor]:
         found = deeplift(case.model, case.inputs, target=[case.starts, case.ends], rule=rule)
-        return _found(found, found.output, (found.target_value, found.reference_value))
+        scores = Scores(found.scores, found.positive, found.negative, complete)
+        return _found(scores, found.output, (found.target_value, found.reference_value))
 
     return run
 
@@ -201,8 +202,8 @@ def _scored(method: Callable[[Case], Scores], samples: int = 0, reference: bool 
 
 METHODS = {
     "deeplift": Method(_deeplift, reference=True, precise=True),
-    "paper2019": Method(_by_rule("paper2019"), precise=True),
-    "lrp": Method(_by_rule("attnlrp")),
+    "paper2019": Method(_by_rule("paper2019", complete=True), precise=True),
+    "lrp": Method(_by_rule("attnlrp", complete=False)),
     "gradient": _scored(gradients.gradient),
     "gradient_x_input": _scored(gradients.gradient_x_input),
     "smoothgrad": _scored(gradients.smoothgrad, samples=20),
