@@ -61,7 +61,8 @@ REFUSED = [
     ),
     (
         "analysis.cluster.k=4",
-        "unknown key 'analysis.cluster'; allowed under 'analysis': clusters, controls, faithfulness, heads, map",
+        "unknown key 'analysis.cluster'; allowed under 'analysis': clusters, confidence, controls, faithfulness, "
+        "heads, map",
     ),
     ("+data.limits=4", "unknown key 'data.limits'; allowed under 'data': dev, hub, limit, name, showcase, train"),
     ("datas.limit=4", "unknown key 'datas'; allowed at the top level: analysis, attribution, data, reader"),

@@ -14,8 +14,8 @@ import yaml
 from conftest import ROOT
 
 STAGES = (
-    *("prepare", "finetune", "evaluate", "attribute", "controls", "faithfulness", "claims", "heads", "cluster"),
-    *("project", "report"),
+    *("prepare", "finetune", "evaluate", "attribute", "controls", "faithfulness", "claims", "heads"),
+    *("confidence", "cluster", "project", "report"),
 )
 RESULTS = ("reports/", "docs/findings.md", "docs/methods.md", "dvc.lock")
 

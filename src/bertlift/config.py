@@ -110,7 +110,7 @@ class AttributionSettings:
 class Controls:
     """What the claims are held against."""
 
-    limit: Optional[int] = 120  # dev questions, spread over the articles; null: all
+    limit: Optional[int] = 60  # dev questions, spread over the articles; null: all
     head_questions: int = 400  # training questions for the head on the encoder before fine-tuning
     seed: int = 13
 
@@ -119,7 +119,7 @@ class Controls:
 class Heads:
     """The atlas of heads and their removal."""
 
-    limit: Optional[int] = 80  # dev questions read for the atlas; null: all
+    limit: Optional[int] = 48  # dev questions read for the atlas; null: all
     orders: int = 2  # random orders of removal
     seed: int = 13
 
@@ -135,8 +135,8 @@ class Clusters:
     k_max: int = 8
     nearest: int = 5  # questions listed for each cluster, the medoid first
     bootstraps: int = 20
-    nulls: int = 20  # times that the points are shuffled, to see what chance gives
-    permutations: int = 500
+    nulls: int = 10  # times that the points are shuffled, to see what chance gives
+    permutations: int = 200
     seed: int = 13
 
 
@@ -149,6 +149,14 @@ class Faithfulness:
     checks: int = 4  # of these, questions explained again with a changed input and with random weights
     naopc: int = 0  # of these, questions for which the best and the worst order are searched
     out: str = "reports/metrics/faithfulness.json"
+    seed: int = 13
+
+
+@dataclass
+class Confidence:
+    """The models that tell right answers from wrong ones."""
+
+    folds: int = 10  # of articles; at most one an article
     seed: int = 13
 
 
@@ -169,6 +177,7 @@ class Analysis:
     heads: Heads = field(default_factory=Heads)
     clusters: Clusters = field(default_factory=Clusters)
     faithfulness: Faithfulness = field(default_factory=Faithfulness)
+    confidence: Confidence = field(default_factory=Confidence)
     map: Map = field(default_factory=Map)
 
 
@@ -269,6 +278,8 @@ def _check_ranges(config: Config, where: str) -> None:
         "analysis.faithfulness.checks": (config.analysis.faithfulness.checks, 0),
         "analysis.faithfulness.naopc": (config.analysis.faithfulness.naopc, 0),
         "analysis.faithfulness.seed": (config.analysis.faithfulness.seed, 0),
+        "analysis.confidence.folds": (config.analysis.confidence.folds, 2),
+        "analysis.confidence.seed": (config.analysis.confidence.seed, 0),
         "analysis.map.neighbors": (config.analysis.map.neighbors, 2),
         "analysis.map.min_dist": (config.analysis.map.min_dist, 0),
         "analysis.map.seed": (config.analysis.map.seed, 0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,13 @@ def _plain(values: Array) -> Any:
     return rounded.tolist()
 
 
+@lru_cache(maxsize=32)
 def resampling(count: int, seed: int, times: int = TIMES) -> Array:
     """How often each of ``count`` questions is drawn in each bootstrap sample, ``(times, count)``."""
     random = np.random.default_rng(seed)
-    return random.multinomial(count, np.full(count, 1 / count), size=times).astype(np.float64)
+    drawn = random.multinomial(count, np.full(count, 1 / count), size=times).astype(np.float64)
+    drawn.flags.writeable = False  # the same for everyone who asks
+    return drawn
 
 
 def weighted_mean(values: Array, weights: Array) -> Array:

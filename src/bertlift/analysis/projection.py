@@ -12,6 +12,7 @@ from bertlift.config import Map as Settings
 
 Points = NDArray[np.float64]
 FEWEST = 5  # below that UMAP's graph of neighbours means nothing
+FEW_EPOCHS = 200  # are enough from where the layer before has led
 
 
 def project(points: Points, settings: Settings, start: Points | None = None) -> Points:
@@ -31,6 +32,7 @@ def project(points: Points, settings: Settings, start: Points | None = None) -> 
         min_dist=settings.min_dist,
         random_state=settings.seed,
         init=usual if start is None else start.astype(np.float32),
+        n_epochs=None if start is None else FEW_EPOCHS,
         n_jobs=1,
         tqdm_kwds={"disable": None},
     )

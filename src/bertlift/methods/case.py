@@ -54,6 +54,7 @@ class Case:
     samples: int
     seed: int
     layers: bool = True  # whether rows for the layers are wanted from a method that has to pay for them
+    heads: bool = True  # whether a split by heads is wanted, where there is one
 
     @cached_property
     def embedded(self) -> Tensor:

@@ -80,6 +80,7 @@ def explain(
     targets: Sequence[Target] | None = None,
     precision: torch.dtype | None = None,
     layers: bool = True,
+    heads: bool = True,
 ) -> list[Attribution]:
     """One attribution a prediction, in their order.
 
@@ -94,6 +95,7 @@ def explain(
         targets: what to explain, one a prediction; None: the predicted answers.
         precision: to compute the scores in; None: the method's own.
         layers: whether rows for the layers are wanted of a method that has to pay for them.
+        heads: whether a split by heads is wanted, where there is one.
 
     Raises:
         InputError: for an unknown method or reference.
@@ -114,7 +116,7 @@ def explain(
             inputs = {key: value.to(model.device) for key, value in inputs.items()}
             starts, ends = (torch.tensor([targets[index][side] for index in indices]) for side in (1, 2))
             draws = (samples, settings.seed)
-            case = Case(model, inputs, starts, ends, settings.reference, reader.tokenizer, *draws, layers)
+            case = Case(model, inputs, starts, ends, settings.reference, reader.tokenizer, *draws, layers, heads)
             contributions = method.run(case)
             contributions |= _states(reader.model, inputs, case, contributions["scores"])
             for row, index in enumerate(indices):
@@ -167,7 +169,7 @@ def _found(
 def _deeplift(case: Case) -> dict[str, Tensor]:
     given = (case.model, case.inputs, case.reference, [case.starts, case.ends])
     try:
-        found = deeplift(*given, heads=True, tokenizer=case.tokenizer)
+        found = deeplift(*given, heads=case.heads, tokenizer=case.tokenizer)
     except UnsupportedOperationError:  # perhaps only of the split by heads, which not every layer allows
         found = deeplift(*given, tokenizer=case.tokenizer)
     tensors = _found(found, found.output, (found.target_value, found.reference_value), found.reference_output)

@@ -495,6 +495,41 @@ def perturbation_curves(found: Mapping[str, Any], most: int = 6) -> Figure:
     return figure
 
 
+CONFIDENCES = {
+    "softmax": "span softmax alone",
+    "span": "the reader's probabilities, fitted",
+    "explanation": "the explanation, fitted",
+    "both": "both, fitted",
+}
+
+
+def confidence(found: Mapping[str, Any]) -> Figure:
+    """How well right answers are told from wrong ones: risk by coverage, calibration, the fitted model's weights."""
+    figure, grid = plt.subplots(1, 3, figsize=(12, 4.4), layout="constrained", width_ratios=[1, 1, 0.9])
+    for number, (name, label) in enumerate(CONFIDENCES.items()):
+        style = {"color": theme.CATEGORIES[number], "marker": theme.MARKERS[number], "markersize": 3.5}
+        grid[0].plot(*found["risk_coverage"][name], label=label, linewidth=1.5, **(style | {"marker": ""}))
+        means, shares, _ = np.array(found["calibration"][name]).T
+        grid[1].plot(means, shares, linewidth=1, **style)
+    grid[0].set(xlim=(0, 1), ylim=(0, None), xlabel="share of the questions answered", ylabel="share of these wrong")
+    _titled(grid[0], "risk by coverage (lower is better)")
+    grid[1].plot([0, 1], [0, 1], color=theme.FAINT, linewidth=0.8, linestyle=":")
+    grid[1].set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence", ylabel="share right")
+    _titled(grid[1], "calibration (dotted: exact)")
+    weights = found["weights"]
+    names = sorted(weights, key=lambda name: abs(weights[name]))
+    colors = [theme.CATEGORIES[1 if name in found["span_features"] else 2] for name in names]
+    grid[2].barh(range(len(names)), [weights[name] for name in names], color=colors)
+    grid[2].axvline(0, color=theme.INK, linewidth=0.7)
+    grid[2].set_yticks(range(len(names)), names, size=8)
+    grid[2].tick_params(axis="y", length=0)
+    grid[2].set_xlabel("weight of the standardised feature")
+    _titled(grid[2], "what the model of both uses")
+    handles, labels = grid[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+    return figure
+
+
 def agreement(found: Mapping[str, Any], cmap: Colormap) -> Figure:
     """How far every two methods agree: the mean rank correlation of their absolute scores."""
     table = found["agreement"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -11,7 +12,7 @@ from transformers import set_seed
 from bertlift.attribution import Attribution, save_attributions
 from bertlift.config import Config
 from bertlift.files import replacing
-from bertlift.methods.explain import explain, target_of, wrong_target
+from bertlift.methods.explain import Target, explain, target_of, wrong_target
 from bertlift.reader.load import Reader, find, load_reader
 from bertlift.reader.predict import Prediction
 from bertlift.reader.train import train_head
@@ -33,19 +34,21 @@ def controls(config: Config) -> None:
     predictions = [Prediction.from_json(question, nbest[question.id]) for question in dev]
     targets = [target_of(prediction, reader) for prediction in predictions]
     splits = {question.id: "dev" for question in dev}
+
+    def explained(by: Reader, asked: Sequence[Prediction], spans: Sequence[Target]) -> list[Attribution]:
+        return explain(by, asked, config.attribution, splits, spans, torch.float32, heads=False)
+
     set_seed(settings.seed)
     random = Reader(type(reader.model)(reader.model.config).eval(), reader.tokenizer, reader.description)
-    found: dict[str, list[Attribution]] = {
-        "random_weights": explain(random, predictions, config.attribution, splits, targets, torch.float32)
-    }
+    found = {"random_weights": explained(random, predictions, targets)}
     if config.reader.finetune or config.reader.adapter is not None:  # else nobody has the encoder as it was
         train = spread(read_squad(PREPARED / "train.json"), settings.head_questions)
         model, _ = train_head(find(config.reader).directory, train, config.reader, settings.seed)
         before = Reader(model, reader.tokenizer, reader.description)
-        found["before_finetuning"] = explain(before, predictions, config.attribution, splits, targets, torch.float32)
+        found["before_finetuning"] = explained(before, predictions, targets)
     answered = [each for each in predictions if each.answer(reader.description.null_threshold)]
     wrong = [wrong_target(prediction, reader, settings.seed) for prediction in answered]
-    found["wrong_span"] = explain(reader, answered, config.attribution, splits, wrong, torch.float32)
+    found["wrong_span"] = explained(reader, answered, wrong)
     paper = replace(config.attribution, method="paper2019")
     shown = [Prediction.from_json(question, nbest[question.id]) for question in showcase]
     found["paper2019"] = explain(reader, shown, paper, dict.fromkeys(nbest, "showcase"))

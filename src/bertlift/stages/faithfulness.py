@@ -54,7 +54,7 @@ def faithfulness(config: Config) -> None:
     def explained(method: str, by: Reader, predictions: Sequence[Prediction]) -> list[Attribution]:
         chosen = replace(config.attribution, method=method)
         targets = [target_of(each, reader) for each in predictions]
-        return explain(by, predictions, chosen, splits, targets, layers=False)
+        return explain(by, predictions, chosen, splits, targets, layers=False, heads=False)
 
     found: dict[str, list[Attribution]] = {}
     seconds: dict[str, float] = {}

@@ -117,6 +117,8 @@ def draw_set(
     judged = metrics["faithfulness"]
     drawn |= {"methods": figures.judgement(judged), "perturbation": figures.perturbation_curves(judged)}
     drawn["agreement"] = figures.agreement(judged, cmap)
+    if metrics["confidence"]["features"]:
+        drawn["confidence"] = figures.confidence(metrics["confidence"])
     if judged["checked_questions"]:
         drawn["randomised"] = figures.randomised(judged, cmap)
     if metrics["heads"]:
@@ -140,7 +142,7 @@ def report(config: Config) -> None:
         by_paper = {each.question_id: each for each in load_attributions(CONTROLS / "paper2019")}
     detail = _read_json(CLUSTERS)
     by_id = {row["id"]: row for row in detail["questions"]}
-    names = ("evaluation", "attribution", "claims", "heads", "clusters")
+    names = ("evaluation", "attribution", "claims", "heads", "clusters", "confidence")
     metrics = {name: _read_json(METRICS / f"{name}.json") for name in names}
     metrics["faithfulness"] = _read_json(Path(config.analysis.faithfulness.out))
     with replacing(FIGURES) as new:
