@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from bertlift.analysis import corpus
@@ -41,6 +42,20 @@ def test_the_table_of_what_was_tried_is_that_of_the_metrics_file():
         measures = (f"{run[name]:.1f}" for name in ("f1", "HasAns_f1", "NoAns_f1", "set_aside_f1"))
         assert f"| {run['run']} | {' | '.join(measures)} |" in text
     assert f"{trials['train_questions']:,} training questions" in text
+
+
+def test_the_table_of_seeds_is_that_of_the_metrics_file():
+    seeds = json.loads((ROOT / "reports/metrics/reader_seeds.json").read_text(encoding="utf-8"))
+    text = (ROOT / "docs/reader.md").read_text(encoding="utf-8")
+    assert len(seeds["runs"]) == 5
+    labels = {"exact": "exact", "f1": "F1", "HasAns_f1": "F1 with an answer", "NoAns_f1": "F1 without"}
+    for key, label in (labels | {"showcase_right": "showcase questions right, of 9"}).items():
+        values = [run[key] for run in seeds["runs"]]
+        assert seeds["mean"][key] == pytest.approx(np.mean(values), abs=0.006)
+        assert seeds["standard_deviation"][key] == pytest.approx(np.std(values, ddof=1), abs=0.006)
+        assert f"| {label} | {seeds['mean'][key]:.1f} | {seeds['standard_deviation'][key]:.1f} |" in text
+    assert f"{seeds['train_questions']:,} training questions" in text
+    assert f"({seeds['mean']['minutes']:.1f} minutes)" in text
 
 
 def test_the_corpus_is_as_large_as_the_study_needs(found):

@@ -214,6 +214,47 @@ JUDGED = {
 }
 
 
+def area(mean):
+    return {"auroc": mean, "ci_low": mean - 0.1, "ci_high": mean + 0.1} | {
+        name: estimate(0.25) for name in ("auprc", "aurc", "ece")
+    }
+
+
+TOLD_APART = {
+    "questions": 40,
+    "right": 30,
+    "features": {"softmax": area(0.6), "span": area(0.7), "explanation": area(0.65), "both": area(0.8)},
+    "differences": {"both - span": {"auroc": {"mean": 0.1, "ci_low": 0.05, "ci_high": 0.15}}},
+    "weights": {"entropy": -0.5, "Gini": 1.0},
+    "span_features": ["entropy"],
+    "risk_coverage": {name: [[0.5, 1.0], [0.1, 0.25]] for name in ("softmax", "span", "explanation", "both")},
+    "calibration": {name: [[0.2, 0.3, 20], [0.8, 0.9, 20]] for name in ("softmax", "span", "explanation", "both")},
+}
+
+
+def test_the_confidence_figure_draws_the_metrics():
+    figure = figures.confidence(TOLD_APART)
+    assert [line.get_label() for line in figure.axes[0].lines][-1] == "both, fitted"
+    assert list(figure.axes[0].lines[0].get_ydata()) == [0.1, 0.25]
+    assert list(figure.axes[1].lines[0].get_ydata()) == [0.3, 0.9]
+    assert [bar.get_width() for bar in figure.axes[2].patches] == [-0.5, 1.0]
+    assert [label.get_text() for label in figure.axes[2].get_yticklabels()] == ["entropy", "Gini"]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [(0.05, 0.15, "adds to the"), (-0.05, 0.15, "cannot be told to add anything"), (-0.2, -0.1, "takes from the")],
+)
+def test_what_the_explanation_adds_is_said_with_its_interval(told, judged, low, high, said):
+    gain = {"mean": (low + high) / 2, "ci_low": low, "ci_high": high}
+    told["confidence"] = TOLD_APART | {"differences": {"both - span": {"auroc": gain}}}
+    assert said in render("title", READER, told, [], [], {})
+    assert f"{low:+.3f} to {high:+.3f}" in findings(READER, told, judged[1])
+    told["confidence"] = {"features": {}}
+    assert "too few right or wrong answers" in render("title", READER, told, [], [], {})
+    assert "Explanation and confidence" not in findings(READER, told, judged[1])
+
+
 def test_the_judgement_shows_the_best_first_and_every_estimate(cmap):
     figure = figures.judgement(JUDGED)
     first = figure.axes[0]
@@ -294,6 +335,7 @@ def told(judged):
             "carry_most": [{"layer": 1, "head": 0, "label": "broad"}],
         },
         "faithfulness": JUDGED,
+        "confidence": TOLD_APART,
         "clusters": {
             "k": 2,
             "silhouette": 0.5,
