@@ -20,18 +20,24 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from bertlift.analysis.bootstrap import LEVEL, Array
-from bertlift.analysis.claims import group_values
+from bertlift.analysis.claims import KEYWORDS, group_values, mean_over, thirds
 from bertlift.analysis.trajectories import is_right, trajectory
 from bertlift.attribution import Attribution
 from bertlift.config import Confidence as Settings
 
 BINS = 10
 TIMES = 1000  # bootstrap samples
-SPAN = ("start probability", "end probability", "margin to the next span", "margin to no answer", "entropy")
-EXPLANATION = (
-    *("largest share", "spread", "Gini", "on the keywords", "on the answer's sentence", "on the answer"),
-    *("negative share", "agreement with attention", "gradient"),
+# Whether there is an answer, with both margins to the null score, lets a linear model know the distance from the null
+# threshold on whichever side of it.
+SPAN = (
+    *("start probability", "end probability", "margin to the next span", "answered", "margin over no answer"),
+    *("margin for what was answered", "entropy"),
 )
+_WHERE = (
+    *("largest share", "spread", "Gini", "on the keywords", "on the answer's sentence", "on the answer"),
+    "negative share",
+)
+EXPLANATION = (*_WHERE, *(f"{name}, late" for name in _WHERE), "agreement with attention", "gradient")
 
 
 def _softmax(logits: NDArray[np.floating]) -> Array:
@@ -42,8 +48,9 @@ def _softmax(logits: NDArray[np.floating]) -> Array:
 def features(attribution: Attribution, runner_up: float | None) -> dict[str, float]:
     """:data:`SPAN` and :data:`EXPLANATION` of one answer, by name.
 
-    The explanation's are those of the input (row 0); ``agreement with attention`` is the rank correlation of absolute
-    scores and the answer's attention, mean over layers (0 where the method tells none).
+    The explanation's are those of the input (row 0), and of the last third of the rows ("late"); ``agreement with
+    attention`` is the rank correlation of absolute scores and the answer's attention, mean over layers (0 where the
+    method tells none).
 
     Args:
         attribution: of the answer.
@@ -57,19 +64,28 @@ def features(attribution: Attribution, runner_up: float | None) -> dict[str, flo
     if attention.size:
         ranks = [rankdata(each) for each in (np.abs(attribution.scores[0]), attention.mean(0))]
         agreement = float(np.corrcoef(*ranks)[0, 1])
+    sizes = np.abs(np.asarray(attribution.scores, dtype=np.float64))
+    rows = {
+        "largest share": sizes.max(1) / np.maximum(sizes.sum(1), 1e-12),
+        "spread": blind.effective / len(attribution.tokens),
+        "Gini": blind.gini,
+        "on the keywords": group_values(blind.absolute, *KEYWORDS),
+        "on the answer's sentence": group_values(blind.absolute, "answer_sentence"),
+        "on the answer": group_values(blind.absolute, "answer"),
+        "negative share": -blind.negative.sum(1),
+    }
+    late = thirds(len(attribution.scores))[2]
+    margin = best - attribution.null_score
     found = {
         "start probability": starts[attribution.start],
         "end probability": ends[attribution.end],
         "margin to the next span": best - runner_up if runner_up is not None else 0.0,
-        "margin to no answer": abs(best - attribution.null_score),
+        "answered": float(attribution.answer != ""),
+        "margin over no answer": margin,
+        "margin for what was answered": margin if attribution.answer else -margin,
         "entropy": -sum(float((p * np.log(np.maximum(p, 1e-12))).sum()) for p in (starts, ends)),
-        "largest share": np.abs(attribution.scores[0]).max() / max(float(np.abs(attribution.scores[0]).sum()), 1e-12),
-        "spread": blind.effective[0] / len(attribution.tokens),
-        "Gini": blind.gini[0],
-        "on the keywords": group_values(blind.absolute, "question_keyword", "keyword_in_passage")[0],
-        "on the answer's sentence": group_values(blind.absolute, "answer_sentence")[0],
-        "on the answer": group_values(blind.absolute, "answer")[0],
-        "negative share": -blind.negative[0].sum(),
+        **{name: values[0] for name, values in rows.items()},
+        **{f"{name}, late": mean_over(values, late) for name, values in rows.items()},
         "agreement with attention": agreement,
         "gradient": np.log(max(attribution.gradient, 1e-12)),
     }
