@@ -181,6 +181,18 @@ def test_dropout_is_set_for_training_and_off_otherwise(tiny_reader, asked, had):
     assert not any(module.training for module in model.modules())
 
 
+def test_the_first_layers_are_those_of_the_whole_encoder(tiny_reader, tmp_path, tokenizer):
+    whole, _ = load_model(tiny_reader, new_head=False)
+    cut, words = load_model(tiny_reader, new_head=False, layers=2)
+    inputs = tokenizer("where does it end", "the danube ends in the black sea", return_tensors="pt")
+    with torch.no_grad():
+        states = whole(**inputs, output_hidden_states=True).hidden_states[2]
+        assert torch.equal(torch.stack([*cut(**inputs)[:2]], -1), whole.qa_outputs(states))
+    save_reader(tmp_path / "saved", cut, words, DESCRIPTION)
+    assert load_reader(tmp_path / "saved").model.config.num_hidden_layers == 2
+    assert "layers is 4; allowed: 1 to 3, or null for all" in refusal(load_model, tiny_reader, new_head=False, layers=4)
+
+
 def test_a_directory_without_or_with_a_broken_description(tiny_reader, tmp_path):
     assert "no reader.json; the finetune stage writes one: dvc repro" in refusal(load_reader, tiny_reader)
     place = copied(tiny_reader, tmp_path)

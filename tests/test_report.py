@@ -292,10 +292,42 @@ def test_bars_have_the_height_of_the_words_scores(cmap):
 def test_every_method_has_the_text_on_its_own_scale(cmap):
     one = sample()
     loud = replace(one, method="loud", scores=100 * one.scores)
-    figure = heatmaps.by_method([one, loud], cmap)
+    figure = heatmaps.overlays({"deeplift": one, "loud": loud}, "Two methods", cmap)
     boxes = [box.get_facecolor() for box in figure.artists]
     assert boxes[: len(boxes) // 2] == boxes[len(boxes) // 2 :]
     assert [text for text in texts(figure) if text in ("deeplift", "loud")] == ["deeplift", "loud"]
+
+
+def test_readers_that_cut_a_text_differently_have_it_each_in_its_own_words(cmap):
+    one = sample()
+    short = replace(one, scores=one.scores[:, :8], offsets=one.offsets[:8], tokens=one.tokens[:8], answer="")
+    short = replace(short, segments=one.segments[:8], words=one.words[:8], start=0, end=0)
+    shown = texts(heatmaps.overlays({"one reader": one, EVIL: short}, "Two readers", cmap))
+    assert [shown.count(name) for name in ("one reader", EVIL, "answer: none ([CLS])")] == [1, 1, 1]
+    assert shown.count("[CLS]") == 2
+    counts = [len(words_of(each)) for each in (one, short)]
+    assert len(shown) == sum(counts) + 5  # the title, two names and two answers
+
+
+def reader_row(name, **changes):
+    answers = {"questions": 9, "answered": 8, "correct": 5, "exact": 4, "seconds_per_question": 0.0312}
+    explained = {name: estimate(0.5, 0.25) for name in ("beats_random", "plausibility_sentence")}
+    explained |= {"method": "gradient", "questions": 20, "plausibility_keywords": {"mean": None}}
+    row = {"reader": name, "family": "bert", "layers": 3, "parameters": 1234567, "megabytes": 45.2}
+    row |= {"always_answers": False, "dev": {"f1": 61.26, "HasAns_f1": 50.0}, "explanations": explained}
+    return row | answers | changes
+
+
+def test_the_page_compares_readers_where_there_are_several(told, judged):
+    told["readers"] = [reader_row("own")]
+    assert "Several readers" not in render("title", READER, told, [], [], {})
+    told["readers"].append(reader_row(EVIL, always_answers=True, seconds_per_question=None))
+    page = render("title", READER, told, [], [], {})
+    assert EVIL not in page
+    assert "(always answers)" in page
+    assert "1,234,567" in page
+    assert ">0.031<" in page
+    assert "0.50 (0.25 to 0.75)" in page
 
 
 @pytest.mark.parametrize(("delta", "unit"), [([], "score of gradient"), ([0.0], "contribution to start + end logit")])
@@ -336,6 +368,7 @@ def told(judged):
         },
         "faithfulness": JUDGED,
         "confidence": TOLD_APART,
+        "readers": [reader_row("own")],
         "clusters": {
             "k": 2,
             "silhouette": 0.5,

@@ -16,8 +16,11 @@ from bertlift.config import load_params
 from bertlift.errors import InputError
 from bertlift.files import write_text
 from bertlift.reader.description import Description
-from bertlift.reader.load import sha256
+from bertlift.reader.load import Reader, load_reader, sha256
+from bertlift.reader.predict import Prediction, Span, predict
 from bertlift.squad.schema import read_squad, write_squad
+from bertlift.stages import finetune as finetune_stage
+from bertlift.stages import readers as readers_stage
 from bertlift.stages.finetune import train_reader
 from bertlift.stages.prepare import named, prepare
 from conftest import ROOT, make_question
@@ -80,6 +83,18 @@ def test_a_fault_ends_in_lines_not_in_a_traceback_and_the_old_output_stands(proj
     assert len(printed.splitlines()) == len(str(error).splitlines() or [1])
     assert (project / "out/deep/file.txt").read_text() == "result"
     assert (project / "numbers.json").read_text() == "1"
+
+
+def test_a_stage_of_many_keeps_its_own_output(project):
+    (project / "dvc.yaml").write_text(
+        "stages: {make: {foreach: '${names}', do: {cmd: 'true', outs: ['out/${key}']}}}\n", encoding="utf-8"
+    )
+    assert stages.outputs_of("make@deep") == [Path("out/deep")]
+    stages.run("make@deep", work)
+    shutil.rmtree(project / "out/deep")
+    with pytest.raises(SystemExit):
+        stages.run("make@deep", failing(InputError("fault")))
+    assert (project / "out/deep/file.txt").read_text() == "result"
 
 
 def test_a_programming_error_is_not_hidden_and_the_old_output_stands(project):
@@ -165,6 +180,33 @@ def test_a_ready_readers_threshold_is_that_of_its_training_whatever_the_question
     assert made["base_sha256"] == config.reader.sha256
 
 
+def test_a_reader_to_compare_is_made_beside_the_pipelines_own(tmp_path, monkeypatch, tiny_encoder, questions):
+    """Of two layers, and without unanswerable questions: it learns from none, and always answers."""
+    monkeypatch.chdir(tmp_path)
+    write_squad("data/prepared/train.json", questions)
+    config = load_params(ROOT / "params.yaml")
+    small = replace(config.reader, package=None, path=str(tiny_encoder), adapter=None, finetune=True, layers=2)
+    config.readers["small"] = replace(small, max_length=64, doc_stride=16, answerable_only=True)
+    learned = []
+    usual = finetune_stage.finetune
+    monkeypatch.setattr(
+        finetune_stage, "finetune", lambda place, train, *rest: learned.extend(train) or usual(place, train, *rest)
+    )
+    train_reader(config, "small")
+    torch.use_deterministic_algorithms(False)
+    made = load_reader(Path("data/compared/small"))
+    assert (made.description.name, made.description.null_threshold) == ("small", None)
+    assert made.model.config.num_hidden_layers == 2
+    assert learned
+    assert all(question.answers for question in learned)
+    assert any(not question.answers for question in questions)
+    assert not Path("data/reader").exists()
+    assert all(prediction.answer(None) for prediction in predict(made, questions, 4))
+    write_squad("data/prepared/train.json", [question for question in questions if not question.answers])
+    with pytest.raises(InputError, match=r"train.json: no answerable question; set answerable_only=false"):
+        train_reader(config, "small")
+
+
 def test_the_finetune_stage_takes_a_ready_adapter_with_its_threshold(tmp_path, monkeypatch, tiny_encoder, questions):
     monkeypatch.chdir(tmp_path)
     write_squad("data/prepared/train.json", questions)
@@ -186,3 +228,26 @@ def test_the_finetune_stage_takes_a_ready_adapter_with_its_threshold(tmp_path, m
     train_reader(config)  # without a threshold of its own it is set here
     assert Description.read(Path("data/reader")).null_threshold == first.null_threshold
     torch.use_deterministic_algorithms(False)
+
+
+def test_readers_are_counted_as_the_official_measures_do(monkeypatch):
+    """Three questions: an exact answer, half of one, and an answer where the passage has none."""
+    asked = [
+        make_question("Bread", "What?", "yeast", "exact"),
+        make_question("Bread", "Why?", "ten minutes", "half"),
+        replace(make_question("Bread", "Who?", "salt", "none"), answers=()),
+    ]
+    said = {"exact": "yeast", "half": "ten hours", "none": "salt"}
+    monkeypatch.setattr(
+        readers_stage,
+        "predict",
+        lambda _, questions, __: [Prediction(each, [Span(1.0, 0, 1, 1, said[each.id])], 0.0, 0) for each in questions],
+    )
+    tiny = Description("tiny", "here", None, "x", None, True, 64, 16, 30, 20, 0.0, 50.0, 7)
+    reader = Reader(None, None, tiny)
+    _, row = readers_stage.showcase_row(reader, asked)
+    assert (row["questions"], row["answered"], row["correct"], row["exact"]) == (3, 3, 2, 1)
+    assert row["answers"]["half"]["f1"] == 0.5
+    _, careful = readers_stage.showcase_row(replace(reader, description=replace(tiny, null_threshold=-2.0)), asked)
+    assert (careful["answered"], careful["correct"], careful["exact"]) == (0, 1, 1)
+    assert readers_stage.showcase_row(reader, [])[1]["seconds_per_question"] is None

@@ -15,7 +15,7 @@ from conftest import ROOT
 
 STAGES = (
     *("prepare", "finetune", "evaluate", "attribute", "controls", "faithfulness", "claims", "heads"),
-    *("confidence", "cluster", "project", "report"),
+    *("finetune_compared@minilm_1", "readers", "confidence", "cluster", "project", "report"),
 )
 RESULTS = ("reports/", "docs/findings.md", "docs/methods.md", "dvc.lock")
 

@@ -13,7 +13,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from bertlift.config import FILE_KEYS
+from bertlift.config import FILE_KEY
 from bertlift.errors import InputError
 
 USAGE = """usage: bertlift sweep [--multirun] [hydra options] key=value[,value...] ...
@@ -35,7 +35,7 @@ def absolute_files(overrides: list[str], root: Path) -> list[str]:
     result = []
     for override in overrides:
         key, separator, value = override.partition("=")
-        path = (root / value).resolve() if separator and key in FILE_KEYS and value else None
+        path = (root / value).resolve() if separator and value and FILE_KEY.fullmatch(key) else None
         outside = path is not None and not path.is_relative_to(root.resolve())
         result.append(f"{key}={path}" if outside else override)
     return result

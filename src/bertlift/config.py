@@ -7,6 +7,7 @@ so a key that is misspelt or of the wrong type is refused with its path and the 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -23,13 +24,14 @@ from bertlift.errors import InputError
 # What OmegaConf raises for a key that the schema does not have.
 UNKNOWN_KEY = (ConfigAttributeError, ConfigKeyError)
 # Settings that name files of the user's.
-FILE_KEYS = ("data.train", "data.dev", "data.showcase", "reader.path", "reader.adapter")
+FILE_KEY = re.compile(r"data\.(train|dev|showcase)|(reader|readers\.[\w-]+)\.(path|adapter)")
+DATA_FILES = ("train", "dev", "showcase")
+READER_DIRECTORIES = {"path": "a checkpoint directory", "adapter": "a directory with an adapter of peft"}
 # Methods that take a fraction of a second for a question.
 FAST_METHODS = (
     *("deeplift", "paper2019", "lrp", "gradient", "gradient_x_input", "gradcam"),
     *("attention", "rollout", "attention_x_gradient", "random"),
 )
-DIRECTORY_KEYS = {"reader.path": "a checkpoint directory", "reader.adapter": "a directory with an adapter of peft"}
 
 
 @dataclass
@@ -67,6 +69,8 @@ class Reader:
     path: Optional[str] = None  # a local checkpoint directory
     adapter: Optional[str] = None  # a directory with a low-rank adapter to merge into the checkpoint
     finetune: bool = True
+    layers: Optional[int] = None  # the encoder's first so many; null: all
+    answerable_only: bool = False  # as on SQuAD 1.1: trained on answerable questions alone, and never without an answer
     max_length: int = 384  # tokens a window
     doc_stride: int = 128  # tokens that consecutive windows of one passage share
     max_answer_length: int = 30  # tokens
@@ -161,6 +165,15 @@ class Confidence:
 
 
 @dataclass
+class ReadersCompared:
+    """The comparison of the pipeline's reader with those in ``readers``."""
+
+    limit: Optional[int] = 20  # dev questions whose explanations are judged; null: all
+    out: str = "reports/metrics/readers.json"
+    seed: int = 13
+
+
+@dataclass
 class Map:
     """UMAP of the questions, by the representation that is clustered."""
 
@@ -178,6 +191,7 @@ class Analysis:
     clusters: Clusters = field(default_factory=Clusters)
     faithfulness: Faithfulness = field(default_factory=Faithfulness)
     confidence: Confidence = field(default_factory=Confidence)
+    readers: ReadersCompared = field(default_factory=ReadersCompared)
     map: Map = field(default_factory=Map)
 
 
@@ -205,6 +219,7 @@ class Config:
 
     data: Data = field(default_factory=Data)
     reader: Reader = field(default_factory=Reader)
+    readers: dict[str, Reader] = field(default_factory=dict)  # others, to compare with it
     training: Training = field(default_factory=Training)
     attribution: AttributionSettings = field(default_factory=AttributionSettings)
     analysis: Analysis = field(default_factory=Analysis)
@@ -239,16 +254,15 @@ def unknown_key(path: str, where: str) -> str:
     return f"{where}: unknown key '{path}'; allowed {place}: {', '.join(keys)}"
 
 
+def _all_readers(config: Config) -> dict[str, Reader]:
+    """The pipeline's reader and those it is compared with, by the path of their settings."""
+    return {"reader": config.reader} | {f"readers.{name}": each for name, each in config.readers.items()}
+
+
 def _check_ranges(config: Config, where: str) -> None:
     """Refuse values that have the right type but no meaning."""
-    at_least: Mapping[str, tuple[float | None, float]] = {
+    at_least: dict[str, tuple[float | None, float]] = {
         "data.limit": (config.data.limit, 1),
-        "reader.max_length": (config.reader.max_length, 16),
-        "reader.doc_stride": (config.reader.doc_stride, 0),
-        "reader.max_answer_length": (config.reader.max_answer_length, 1),
-        "reader.n_best": (config.reader.n_best, 1),
-        "reader.batch_size": (config.reader.batch_size, 1),
-        "reader.threads": (config.reader.threads, 1),
         "training.sentence_epochs": (config.training.sentence_epochs, 0),
         "training.learning_rate": (config.training.learning_rate, 0),
         "training.adapter_rank": (config.training.adapter_rank, 1),
@@ -280,11 +294,23 @@ def _check_ranges(config: Config, where: str) -> None:
         "analysis.faithfulness.seed": (config.analysis.faithfulness.seed, 0),
         "analysis.confidence.folds": (config.analysis.confidence.folds, 2),
         "analysis.confidence.seed": (config.analysis.confidence.seed, 0),
+        "analysis.readers.limit": (config.analysis.readers.limit, 1),
+        "analysis.readers.seed": (config.analysis.readers.seed, 0),
         "analysis.map.neighbors": (config.analysis.map.neighbors, 2),
         "analysis.map.min_dist": (config.analysis.map.min_dist, 0),
         "analysis.map.seed": (config.analysis.map.seed, 0),
         "report.dpi": (config.report.dpi, 40),
     }
+    for name, reader in _all_readers(config).items():
+        at_least |= {
+            f"{name}.layers": (reader.layers, 1),
+            f"{name}.max_length": (reader.max_length, 16),
+            f"{name}.doc_stride": (reader.doc_stride, 0),
+            f"{name}.max_answer_length": (reader.max_answer_length, 1),
+            f"{name}.n_best": (reader.n_best, 1),
+            f"{name}.batch_size": (reader.batch_size, 1),
+            f"{name}.threads": (reader.threads, 1),
+        }
     for key, (value, least) in at_least.items():
         if value is not None and math.isinf(value):
             raise InputError(f"{where}: {key} is {value}; allowed: a finite number")
@@ -292,10 +318,17 @@ def _check_ranges(config: Config, where: str) -> None:
             raise InputError(f"{where}: {key} is {value}; allowed: {least} or more")
     if not 0 < config.training.epochs < math.inf:
         raise InputError(f"{where}: training.epochs is {config.training.epochs}; allowed: more than 0, and finite")
-    if config.reader.path is None and config.reader.hub is None and config.reader.package is None:
-        raise InputError(f"{where}: reader.path: missing; give a checkpoint directory, or reader.hub or reader.package")
-    if config.reader.adapter is not None and config.reader.finetune:
-        raise InputError(f"{where}: reader.adapter: is for a ready reader; set reader.finetune=false, or leave it out")
+    for name, reader in _all_readers(config).items():
+        if not re.fullmatch(r"reader|readers\.[\w-]+", name):
+            raise InputError(f"{where}: {name}: allowed in the name of a reader: letters, digits, '_' and '-'")
+        if reader.path is None and reader.hub is None and reader.package is None:
+            raise InputError(
+                f"{where}: {name}.path: missing; give a checkpoint directory, or {name}.hub or {name}.package"
+            )
+        if reader.adapter is not None and reader.finetune:
+            raise InputError(
+                f"{where}: {name}.adapter: is for a ready reader; set {name}.finetune=false, or leave it out"
+            )
     if config.training.adapter_rank is not None and not config.training.freeze_embeddings:
         raise InputError(
             f"{where}: training.adapter_rank: an adapter holds no embeddings; set training.freeze_embeddings=true"
@@ -349,16 +382,19 @@ def check_files(config: Config, root: Path, where: str) -> None:
     Raises:
         InputError: one line for each missing file.
     """
-    given = {key: OmegaConf.select(OmegaConf.structured(config), key) for key in FILE_KEYS}
-    faults = [
-        f"{where}: {key} is {value!r}: no such {'' if key in DIRECTORY_KEYS else 'file or '}directory in {root}; give "
-        + DIRECTORY_KEYS.get(key, "a SQuAD JSON file or a directory of them")
-        for key, value in given.items()
-        # What the download stage will write need not be there yet.
-        if value is not None
-        and not (key.startswith("data.") and config.data.hub)
-        and not (value and ((root / value).is_dir() or (key not in DIRECTORY_KEYS and (root / value).is_file())))
-    ]
+    faults = []
+    for name in () if config.data.hub else DATA_FILES:  # what the download stage will write need not be there yet
+        value = getattr(config.data, name)
+        if not (value and (root / value).exists()):
+            faults.append(
+                f"{where}: data.{name} is {value!r}: no such file or directory in {root}; give a SQuAD JSON file or a "
+                f"directory of them"
+            )
+    for name, reader in _all_readers(config).items():
+        for key, what in READER_DIRECTORIES.items():
+            value = getattr(reader, key)
+            if value is not None and not (value and (root / value).is_dir()):
+                faults.append(f"{where}: {name}.{key} is {value!r}: no such directory in {root}; give {what}")
     if faults:
         raise InputError("\n".join(faults))
 

@@ -236,7 +236,7 @@ def _states(model: Any, inputs: dict[str, Tensor], case: Case, scores: Tensor) -
 def _attribution(
     prediction: Prediction,
     target: Target,
-    threshold: float,
+    threshold: float | None,
     settings: AttributionSettings,
     split: str,
     **found: Any,

@@ -26,7 +26,7 @@ class Description:
     doc_stride: int
     max_answer_length: int
     n_best: int
-    null_threshold: float  # no answer where null score - span score is above it
+    null_threshold: float | None  # no answer where null score - span score is above it; None: always an answer
     null_threshold_f1: float  # in percent, on the questions that set it
     null_threshold_questions: int
 

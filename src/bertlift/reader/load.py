@@ -154,7 +154,9 @@ def quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
 
 
-def load_model(directory: Path, *, new_head: bool, dropout: float | None = None) -> tuple[Any, Any]:
+def load_model(
+    directory: Path, *, new_head: bool, dropout: float | None = None, layers: int | None = None
+) -> tuple[Any, Any]:
     """Load a QA model (in evaluation mode) and its fast tokenizer from a checkpoint directory.
 
     Args:
@@ -162,9 +164,11 @@ def load_model(directory: Path, *, new_head: bool, dropout: float | None = None)
         new_head: whether a checkpoint without a QA head gets a new, random one (torch's current
             seed); otherwise such a checkpoint is refused.
         dropout: probability in training, of hidden states and attention weights; None: the checkpoint's.
+        layers: how many of the encoder's layers to keep, from the first on; None: all.
 
     Raises:
-        InputError: see :func:`weight_files`; also for a missing QA head or an unknown architecture.
+        InputError: see :func:`weight_files`; also for a missing QA head, an unknown architecture, or more layers
+            than there are.
     """
     has_head = any(name.startswith("qa_outputs.") for name in tensor_names(directory))
     if not new_head and not has_head:
@@ -178,6 +182,13 @@ def load_model(directory: Path, *, new_head: bool, dropout: float | None = None)
         with quiet():
             config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
             config.num_labels = 2  # start and end, whatever the checkpoint was trained for before
+            if layers is not None:
+                if layers > config.num_hidden_layers:
+                    raise InputError(
+                        f"reader: {directory}: layers is {layers}; allowed: 1 to {config.num_hidden_layers}, or null "
+                        f"for all"
+                    )
+                config.num_hidden_layers = layers
             for key in DROPOUTS:
                 if dropout is not None and hasattr(config, key):
                     setattr(config, key, dropout)

@@ -64,9 +64,10 @@ class Prediction:
         """Probability of "no answer" against the best span: the logistic function of the margin."""
         return (1 + math.tanh(self.null_margin / 2)) / 2
 
-    def answer(self, null_threshold: float) -> str:
-        """The best span's text, or the empty string where the margin is above the threshold."""
-        return "" if self.null_margin > null_threshold else self.spans[0].text
+    def answer(self, null_threshold: float | None) -> str:
+        """The best span's text, or the empty string where the margin is above the threshold (None: never)."""
+        refused = null_threshold is not None and self.null_margin > null_threshold
+        return "" if refused else self.spans[0].text
 
 
 def all_windows(questions: Iterable[Question], tokenizer: Any, max_length: int, doc_stride: int) -> list[Window]:

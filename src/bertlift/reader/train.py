@@ -195,13 +195,13 @@ def finetune(
         directory: a checkpoint directory, with or without a QA head.
         train: questions to train on.
         held_out: questions whose F1 chooses the best of the checkpoints, of which there are ``TRIALS``.
-        settings: window sizes, batch size for evaluation.
+        settings: layers, window sizes, batch size for evaluation.
         training: epochs, learning rate and so on.
         checkpoints: where checkpoints are kept while training.
     """
     set_seed(training.seed)
     torch.use_deterministic_algorithms(True)
-    model, tokenizer = load_model(directory, new_head=True, dropout=training.dropout)
+    model, tokenizer = load_model(directory, new_head=True, dropout=training.dropout, layers=settings.layers)
     if training.freeze_embeddings:
         model.base_model.embeddings.requires_grad_(False)
     size, seed = training.batch_size, training.seed
@@ -224,7 +224,8 @@ def finetune(
             for row, window in enumerate(held_out_windows)
         ]
         predictions = decode(held_out_windows, logits, settings.n_best, settings.max_answer_length)
-        found = evaluate(held_out, {p.question.id: p.answer(0.0) for p in predictions})
+        threshold = None if settings.answerable_only else 0.0
+        found = evaluate(held_out, {p.question.id: p.answer(threshold) for p in predictions})
         return {key: float(value) for key, value in found.items() if not key.endswith("total")}
 
     arguments = TrainingArguments(
@@ -282,7 +283,7 @@ def train_head(
         The model and its tokenizer.
     """
     set_seed(seed)
-    model, tokenizer = load_model(directory, new_head=True)
+    model, tokenizer = load_model(directory, new_head=True, layers=settings.layers)
     windows = all_windows(questions, tokenizer, settings.max_length, settings.doc_stride)
     read = []
     for indices in tqdm(list(batches(windows, settings.batch_size)), desc="encoder as it was", disable=None):

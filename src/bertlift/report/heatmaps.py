@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -218,24 +218,36 @@ def bars(attribution: Attribution, cmap: Colormap) -> Figure:
     return figure
 
 
-def by_method(attributions: Sequence[Attribution], cmap: Colormap) -> Figure:
-    """One answer as several methods explain it: the text once for each, every word on the colour of its input score.
+def overlays(attributions: Mapping[str, Attribution], title: str, cmap: Colormap) -> Figure:
+    """One question explained several times: the text once for each, every word on the colour of its input score.
 
-    Each method has its own scale, to its largest score.
+    Each has its own scale, to its largest score.
+
+    Args:
+        attributions: name -> what is drawn below it; of several methods, or of several readers.
+        title: of the figure.
+        cmap: negative, zero, positive.
     """
-    words = words_of(attributions[0])
-    placed, lines = _flow(words, WIDTH - 2 * MARGIN, SIZE)
-    block = lines * LINE + 0.42
-    height = 0.55 + len(attributions) * block + 0.75
+    texts = []
+    for each in attributions.values():
+        words = words_of(each)
+        texts.append((each, words, *_flow(words, WIDTH - 2 * MARGIN, SIZE)))
+    height = 0.55 + sum(lines * LINE + 0.42 for *_, lines in texts) + 0.75
     figure = plt.figure(figsize=(WIDTH, height))
-    _headline(figure, attributions[0], f"The input by {len(attributions)} methods")
-    for number, each in enumerate(attributions):
-        top = height - 0.55 - number * block
+    figure.text(MARGIN / WIDTH, 1 - 0.36 / height, title, size=12, weight="bold", parse_math=False)
+    top = height - 0.55
+    for name, (each, words, placed, lines) in zip(attributions, texts, strict=True):
         scores = word_scores(words, each.scores[0])
         scores = scores / (np.abs(scores).max() or 1.0)
-        figure.text(MARGIN / WIDTH, (top - 0.2) / height, each.method, size=11, weight="bold")
+        at = (top - 0.2) / height
+        figure.text(MARGIN / WIDTH, at, name, size=11, weight="bold", parse_math=False)
+        said = f"answer: {each.answer or 'none ([CLS])'}"
+        figure.text(1 - MARGIN / WIDTH, at, said, size=10, ha="right", color=theme.FAINT, parse_math=False)
         _draw_text(figure, placed, top - 0.27, scores, cmap, theme.symmetric(1.0), _target_words(each, words))
-    _scale_bar(figure, cmap, theme.symmetric(1.0), "score, of the method's largest", 0.5, [-1, -0.5, 0, 0.5, 1])
+        top -= lines * LINE + 0.42
+    _scale_bar(
+        figure, cmap, theme.symmetric(1.0), "score, of the largest below the same name", 0.5, [-1, -0.5, 0, 0.5, 1]
+    )
     return figure
 
 

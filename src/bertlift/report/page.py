@@ -64,8 +64,8 @@ def render(
     Args:
         title: of the page.
         reader: what its ``reader.json`` says.
-        metrics: ``evaluation``, ``attribution``, ``claims``, ``heads``, ``faithfulness`` and ``clusters``: the metrics
-            files.
+        metrics: ``evaluation``, ``attribution``, ``claims``, ``heads``, ``faithfulness``, ``readers``, ``confidence``
+            and ``clusters``: the metrics files.
         examples: showcase questions.
         clusters: for every cluster its ``description`` and ``nearest`` questions (rows of ``data/clusters.json``).
         figures: name -> PNG file; those that there are.

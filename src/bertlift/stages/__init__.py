@@ -21,6 +21,8 @@ KEPT = Path(".dvc/tmp/bertlift")
 # What the stages hand on to each other. Here, so that a light stage need not import a heavy one for a path.
 PREPARED = Path("data/prepared")
 READER = Path("data/reader")
+COMPARED = Path("data/compared")
+READINGS = Path("data/readings")
 PREDICTIONS = Path("data/predictions")
 ATTRIBUTIONS = Path("data/attributions")
 CONTROLS = Path("data/controls")
@@ -38,9 +40,12 @@ def outputs_of(stage: str) -> list[Path]:
     file = Path("dvc.yaml")
     if not file.is_file():
         return []
-    entry = yaml.safe_load(file.read_text(encoding="utf-8"))["stages"].get(stage, {})
+    name, _, key = stage.partition("@")
+    entry = yaml.safe_load(file.read_text(encoding="utf-8"))["stages"].get(name, {})
+    entry = entry.get("do", entry)
     listed = [*entry.get("outs", []), *entry.get("metrics", []), *entry.get("plots", [])]
     settings = OmegaConf.load("params.yaml") if Path("params.yaml").is_file() else OmegaConf.create()
+    OmegaConf.update(settings, "key", key)
     names = [next(iter(each)) if isinstance(each, dict) else each for each in listed]
     return [Path(re.sub(r"\$\{(.+?)\}", lambda key: str(OmegaConf.select(settings, key[1])), name)) for name in names]
 

@@ -15,7 +15,7 @@ from bertlift.squad.schema import Question, read_squad
 from bertlift.stages import METRICS, PREDICTIONS, PREPARED, READER, run
 
 
-def showcase_scores(showcase: list[Question], found: dict[str, Prediction], threshold: float) -> dict[str, Any]:
+def showcase_scores(showcase: list[Question], found: dict[str, Prediction], threshold: float | None) -> dict[str, Any]:
     """How many showcase questions are answered exactly; each answer with its official scores, by name or id."""
     questions = {}
     for question in showcase:

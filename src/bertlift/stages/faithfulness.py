@@ -69,7 +69,7 @@ def faithfulness(config: Config) -> None:
     values: dict[str, dict[str, Any]] = {method: {} for method in found}
     curves: dict[str, list[Any]] = {method: [] for method in found}
     for index, prediction in enumerate(tqdm(dev, desc="judge", unit="question", disable=None)):
-        case = _case(reader, prediction, config)
+        case = case_of(reader, prediction, config)
         judged = measures.judged(case, scores[index], config.reader.batch_size)
         ranked = index < settings.naopc and measures.naopc(case, scores[index], config.reader.batch_size)
         for method, of in judged.items():
@@ -117,7 +117,7 @@ def faithfulness(config: Config) -> None:
     print(f"{len(found)} methods judged on {len(dev)} questions")
 
 
-def _case(reader: Reader, prediction: Prediction, config: Config) -> Case:
+def case_of(reader: Reader, prediction: Prediction, config: Config) -> Case:
     """The answer's window and span, to try other inputs on."""
     window, start, end = target_of(prediction, reader)
     inputs = collate([window], reader.tokenizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from bertlift.stages import (
     METHOD_EXAMPLES,
     METRICS,
     READER,
+    READINGS,
     TRAJECTORIES,
     run,
 )
@@ -84,6 +86,15 @@ def draw_maps(detail: Any, most_followed: int = 6) -> tuple[Figure, Figure]:
     asked = {row["id"]: row["question"] for row in detail["questions"]}
     followed = {number[identity]: asked[identity] for identity in medoids}
     return figures.umap_maps(points, properties), figures.layer_maps(maps, properties["cluster"], followed)
+
+
+def readings(readers: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Attribution]]:
+    """Showcase question -> reader -> how it explains its answer; nothing where there is one reader alone."""
+    found: dict[str, dict[str, Attribution]] = {}
+    for row in readers if len(readers) > 1 else ():
+        for each in load_attributions(READINGS / row["reader"]):
+            found.setdefault(str(each.name), {})[row["reader"]] = each
+    return found
 
 
 def draw_set(
@@ -145,6 +156,7 @@ def report(config: Config) -> None:
     names = ("evaluation", "attribution", "claims", "heads", "clusters", "confidence")
     metrics = {name: _read_json(METRICS / f"{name}.json") for name in names}
     metrics["faithfulness"] = _read_json(Path(config.analysis.faithfulness.out))
+    metrics["readers"] = _read_json(Path(config.analysis.readers.out))
     with replacing(FIGURES) as new:
         jobs = (delayed(draw_example)(each, new / str(each.name), cmap, settings) for each in shown)
         drawn = Parallel(n_jobs=max(1, min(config.reader.threads, len(shown))), return_as="generator")(jobs)
@@ -153,11 +165,14 @@ def report(config: Config) -> None:
         if shown and config.attribution.method != "paper2019" and shown[0].question_id in by_paper:
             figure = heatmaps.side_by_side(shown[0], by_paper[shown[0].question_id], cmap)
             paths["rules"] = _save(figure, new / str(shown[0].name) / "rules", settings)
-        by_method = [METHOD_EXAMPLES / name for name in figures.best_first(metrics["faithfulness"])]
-        if shown and by_method[0].is_dir():
-            several = [load_attributions(each)[0] for each in by_method]
-            figure = heatmaps.by_method(several, cmap)
-            paths["by_method"] = _save(figure, new / str(several[0].name) / "methods", settings)
+        methods_used = figures.best_first(metrics["faithfulness"])
+        if shown and (METHOD_EXAMPLES / methods_used[0]).is_dir():
+            by_method = {name: load_attributions(METHOD_EXAMPLES / name)[0] for name in methods_used}
+            figure = heatmaps.overlays(by_method, f"The input by {len(by_method)} methods", cmap)
+            paths["by_method"] = _save(figure, new / str(shown[0].name) / "methods", settings)
+        for name, by_reader in readings(metrics["readers"]).items():
+            figure = heatmaps.overlays(by_reader, f"The input by {config.attribution.method}, for every reader", cmap)
+            paths[f"readers/{name}"] = _save(figure, new / name / "readers", settings)
         page = render(
             settings.title,
             Description.read(READER),
