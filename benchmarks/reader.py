@@ -3,6 +3,8 @@
 ``seeds``: the reader that the pipeline trains (``reader=minilm``), from five seeds; mean and spread.
 ``minutes``: the same with a quarter, half and all of its training, against the minutes that it takes.
 ``trials``: one change at a time, each with half of the training (and one seed unless told otherwise).
+``squad``: on other data, named by ``data.train`` and ``data.dev`` (SQuAD 2.0): three epochs of the same training, and
+the ready reader, which was trained on the corpus alone.
 ``speed``: tokens a second of training steps with and without what makes them fast.
 
 Each writes ``reports/metrics/reader_NAME.json``. Every run goes through the pipeline's own stages in a directory of its
@@ -27,17 +29,20 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from hydra import compose, initialize_config_dir
 from torch import nn
 
+from bertlift.analysis.confidence import area_under_roc
 from bertlift.config import Config, Training, typed
 from bertlift.files import write_json
 from bertlift.reader import train as training
 from bertlift.reader.load import find, load_model
 from bertlift.reader.predict import all_windows
+from bertlift.squad.metrics import question_scores
 from bertlift.squad.schema import Answer, Question, read_squad, sentence_spans
-from bertlift.stages import METRICS, READER
+from bertlift.stages import METRICS, PREDICTIONS, PREPARED, READER
 from bertlift.stages.evaluate import evaluate_reader
 from bertlift.stages.finetune import train_reader
 from bertlift.stages.prepare import prepare
@@ -142,10 +147,13 @@ def trials(settings: Training) -> list[Run]:
 
 
 def plan_of(what: str, overrides: Sequence[str]) -> list[Run]:
-    """The runs of ``seeds``, ``minutes`` or ``trials``."""
+    """The runs of ``seeds``, ``minutes``, ``squad`` or ``trials``."""
     settings = settings_of(overrides).training
     if what == "trials":
         runs = trials(settings)
+    elif what == "squad":
+        three = ("training.epochs=3", "training.sentence_epochs=0")
+        runs = [Run("three epochs on its training questions", three), Run("the ready reader", ("reader=minilm_ready",))]
     elif what == "minutes":
         runs = [Run(f"{share:.0%} of the training", part(settings, share)) for share in (0.25, 0.5, 1)]
     else:
@@ -154,9 +162,20 @@ def plan_of(what: str, overrides: Sequence[str]) -> list[Run]:
 
 
 def settings_of(overrides: Sequence[str]) -> Config:
-    """The configuration of ``reader=minilm`` with overrides."""
-    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
-        return typed(compose("config", overrides=["reader=minilm", *overrides]), "conf")
+    """The configuration of ``reader=minilm``, or another, with overrides."""
+    reader = [] if any(each.startswith("reader=") for each in overrides) else ["reader=minilm"]
+    with initialize_config_dir(str(ROOT / "conf"), version_base=None), contextlib.chdir(ROOT):
+        return typed(compose("config", overrides=[*reader, *overrides]), "conf")
+
+
+def answerability(dev: Questions) -> dict[str, float]:
+    """How well the null margin tells unanswerable questions apart (area under the ROC curve, in percent), and the F1 on
+    answerable ones if the reader always gives its best span."""
+    na_prob, nbest = (json.loads((PREDICTIONS / f"{name}.json").read_text()) for name in ("na_prob", "nbest"))
+    unanswerable = np.array([question.is_impossible for question in dev])
+    forced = [question_scores(q, nbest[q.id]["spans"][0]["text"])[1] for q in dev if not q.is_impossible]
+    area = area_under_roc(np.array([na_prob[question.id] for question in dev]), unanswerable)
+    return {"answerability_auroc": 100 * area, "HasAns_f1_forced": 100 * statistics.mean(forced)}
 
 
 def measure(what: str, overrides: Sequence[str], number: int, seed: int, threads: int) -> dict[str, Any]:
@@ -165,7 +184,8 @@ def measure(what: str, overrides: Sequence[str], number: int, seed: int, threads
     config = settings_of((*run.overrides, f"training.seed={seed}", f"reader.threads={threads}"))
     with tempfile.TemporaryDirectory() as place, contextlib.chdir(place), run.change:
         Path("data").mkdir()
-        Path("data/corpus").symlink_to(ROOT / "data/corpus")
+        for name in ("corpus", "readers"):
+            Path(f"data/{name}").symlink_to(ROOT / "data" / name)
         prepare(config)
         begin = time.perf_counter()
         train_reader(config)
@@ -173,7 +193,8 @@ def measure(what: str, overrides: Sequence[str], number: int, seed: int, threads
         evaluate_reader(config)
         found, showcase = (json.loads((METRICS / f"{name}.json").read_text()) for name in ("evaluation", "showcase"))
         aside = json.loads((READER / "reader.json").read_text())["null_threshold_f1"]
-    measures = {name: found[name] for name in MEASURES} | {"set_aside_f1": aside, "minutes": minutes}
+        told_apart = answerability(read_squad(PREPARED / "dev.json"))
+    measures = {name: found[name] for name in MEASURES} | {"set_aside_f1": aside, "minutes": minutes} | told_apart
     rounded = {name: round(value, 2) for name, value in measures.items()}
     return {"run": run.name, "seed": seed} | rounded | {"showcase_right": int(showcase["right"])}
 
@@ -220,7 +241,7 @@ def speed(config: Config, steps: int = 30) -> list[dict[str, Any]]:
 def main() -> None:
     """Run what was asked for and write what came out after every run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["seeds", "minutes", "trials", "speed"])
+    parser.add_argument("what", choices=["seeds", "minutes", "trials", "squad", "speed"])
     parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
@@ -235,6 +256,7 @@ def main() -> None:
     runs = range(len(plan_of(options.what, options.overrides)))
     seeds = options.seeds or ([13, 14, 15, 16, 17] if options.what == "seeds" else [13])
     result: dict[str, Any] = {"train_questions": len(read_squad(ROOT / config.data.train))}
+    result["dev_questions"] = len(read_squad(ROOT / config.data.dev))
     result |= {"jobs": options.jobs, "threads": options.threads, "training": asdict(config.training), "runs": []}
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         given = [(options.what, options.overrides, run, seed, options.threads) for seed in seeds for run in runs]

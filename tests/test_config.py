@@ -74,7 +74,7 @@ REFUSED = [
         "unknown key 'report.colors.middle'; allowed under 'report.colors': negative, positive",
     ),
     ("data=nowhere", "there is no 'data/nowhere'; allowed: embedded, squad_json, squad_v2"),
-    ("experiment=big", "there is no 'experiment/big'; allowed: blog, default, methods, paper, smoke"),
+    ("experiment=big", "there is no 'experiment/big'; allowed: blog, blog_hub, default, methods, paper, smoke"),
     ("training.epochs=many", "training.epochs: Value 'many' of type 'str' could not be converted to Float"),
     ("reader.finetune=perhaps", "reader.finetune: Value 'perhaps' is not a valid bool"),
     ("reader.batch_size=0", "reader.batch_size is 0; allowed: 1 or more"),

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bertlift.squad.schema import write_squad
 from conftest import ROOT
 from hub_server import COMMIT, serving
 
@@ -191,6 +192,38 @@ def test_a_hub_reader_is_loaded_with_its_commit_and_a_pickle_is_refused(hub, tmp
         "tokenizer.json",
         "tokenizer_config.json",
     ]
+
+
+def test_readers_of_the_hub_are_compared(hub, tmp_path, questions):
+    for name, some in (("train", questions), ("dev", questions[3:]), ("showcase", questions[:3])):
+        write_squad(tmp_path / f"data/prepared/{name}.json", some)
+    code = f"""
+        from dataclasses import replace
+        from bertlift.config import Reader, load_params
+        from bertlift.stages.finetune import train_reader
+        from bertlift.stages.readers import readers
+        config = load_params({str(ROOT / "params.yaml")!r})
+        config.reader = Reader(name="own", hub="us/reader", finetune=False, max_length=64, doc_stride=16)
+        config.readers["other"] = replace(config.reader, answerable_only=True, layers=2)
+        train_reader(config)
+        train_reader(config, "other")
+        readers(config)
+        said += json.loads(Path("reports/metrics/readers.json").read_text())
+    """
+    own, other = run(code, tmp_path, hub.address)
+    assert [each["reader"] for each in (own, other)] == ["own", "other"]
+    assert [each["layers"] for each in (own, other)] == [3, 2]
+    assert [each["always_answers"] for each in (own, other)] == [False, True]
+    assert own["parameters"] - other["parameters"] == 4 * (32 * 32 + 32) + 2 * 32 * 48 + 48 + 32 + 4 * 32  # a layer
+    for row in (own, other):
+        assert row["commit"] == COMMIT
+        assert row["exact"] <= row["correct"] <= row["questions"] == 3
+        assert row["answered"] == sum(each["answer"] != "" for each in row["answers"].values())
+        assert row["dev"]["total"] == len(questions) - 3
+        assert row["megabytes"] == pytest.approx(4 * row["parameters"] / 1e6, abs=0.06)
+        assert 0 <= row["explanations"]["beats_random"]["mean"] <= 1
+    assert other["answered"] == 3
+    assert (tmp_path / "data/readings/other").is_dir()
 
 
 def test_a_hub_data_set_becomes_squad_files_with_their_commit(hub, tmp_path):

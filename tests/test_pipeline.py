@@ -67,9 +67,16 @@ def test_the_metrics_have_the_agreed_names_and_keys(workspace):
     faithfulness = workspace.read("reports/metrics/faithfulness.json")
     assert list(faithfulness["methods"]) == ["deeplift", "gradient", "random"]
     for method in faithfulness["methods"].values():
-        for measure in ("deletion", "insertion", "comprehensiveness", "sufficiency", "naopc"):
+        for measure in ("deletion", "insertion", "comprehensiveness", "sufficiency"):
             assert set(method[measure]) == {"mean", "ci_low", "ci_high"}
         assert method["seconds_per_question"] > 0
+    confidence = workspace.read("reports/metrics/confidence.json")
+    assert set(confidence["features"]) in ({"softmax", "span", "explanation", "both"}, set())
+    keys = {"reader", "parameters", "megabytes", "answered", "correct", "exact", "seconds_per_question"}
+    readers = workspace.read("reports/metrics/readers.json")
+    assert [row["reader"] for row in readers] == ["minilm", "minilm_1"]
+    assert all(set(row) >= keys for row in readers)
+    assert readers[1]["answered"] == readers[1]["questions"] == 1
     shown = workspace.run("dvc", "metrics", "show")
     assert "max_relative_delta" in shown
     assert "NoAns_f1" in shown
@@ -94,7 +101,13 @@ def test_the_showcase_is_scored_as_the_official_measures_do(workspace):
 
 def test_every_figure_is_there_and_is_no_blank_picture(workspace):
     names = [f"layer_{row:02d}" for row in range(1, 7)] + ["output", "overview", "bars"]
-    for name in [*(f"beyonce/{each}" for each in names), "beyonce/rules", "beyonce/methods", *SET_WIDE]:
+    for name in [
+        *(f"beyonce/{each}" for each in names),
+        "beyonce/rules",
+        "beyonce/methods",
+        "beyonce/readers",
+        *SET_WIDE,
+    ]:
         picture = Image.open(workspace.root / f"reports/figures/{name}.png")
         assert len(set(picture.convert("RGB").resize((64, 64)).getdata())) > 20, name
         assert (workspace.root / f"reports/figures/{name}.pdf").read_bytes().startswith(b"%PDF"), name
@@ -104,7 +117,7 @@ def test_the_page_holds_the_papers_question_and_all_its_pictures(workspace):
     page = (workspace.root / "reports/index.html").read_text(encoding="utf-8")
     assert "When did Beyonce start becoming popular?" in page
     drawn = list((workspace.root / "reports/figures").rglob("*.png"))
-    assert page.count("data:image/png;base64,") == len(drawn) >= 11 + len(SET_WIDE)
+    assert page.count("data:image/png;base64,") == len(drawn) >= 12 + len(SET_WIDE)
     assert "http://" not in page
     assert "https://" not in page
 
@@ -157,7 +170,8 @@ def test_a_forced_run_repeats_every_hash(workspace):
     workspace.restore()
     before = workspace.hashes()
     output = workspace.run("dvc", "repro", "--force", "claims", "heads", "project")
-    assert ran(output) == [stage for stage in STAGES if stage not in ("faithfulness", "report")]
+    others = ("faithfulness", "finetune_compared@minilm_1", "readers", "confidence", "report")
+    assert ran(output) == [stage for stage in STAGES if stage not in others]
     assert workspace.hashes() == before
 
 
@@ -168,7 +182,7 @@ def test_a_forced_run_repeats_every_hash(workspace):
             ["analysis.clusters.kk=4"],
             "unknown key 'analysis.clusters.kk'; allowed under 'analysis.clusters': algorithm, bootstraps",
         ),
-        (["reader=bert_huge"], "there is no 'reader/bert_huge'; allowed: bert_base, bert_base_squad2, local, minilm"),
+        (["reader=bert_huge"], "there is no 'reader/bert_huge'; allowed: bert_base, bert_base_squad2, bert_large"),
         (["training.epochs=many"], "training.epochs"),
         (
             ["data=squad_json", "data.train=nosuch.json", "data.dev=data/corpus/dev"],

@@ -271,7 +271,7 @@ def test_the_judgement_shows_the_best_first_and_every_estimate(cmap):
 
 
 def test_the_methods_page_tells_which_beat_random():
-    text = methods(READER, JUDGED)
+    text = methods(READER, JUDGED, "judged.json")
     assert f"better `deeplift`; worse none; not\nto be told apart `{EVIL}`" in text
     assert "| `deeplift` | 2.00 (1.50 to 2.50) | 1.00 (0.50 to 1.50) | n/a" in text
     assert "Hardly: the mean rank correlation of two methods' absolute scores is 0.30" in text

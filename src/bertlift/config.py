@@ -153,6 +153,7 @@ class Faithfulness:
     checks: int = 4  # of these, questions explained again with a changed input and with random weights
     naopc: int = 0  # of these, questions for which the best and the worst order are searched
     out: str = "reports/metrics/faithfulness.json"
+    page: str = "docs/methods.md"
     seed: int = 13
 
 

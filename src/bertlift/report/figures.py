@@ -505,7 +505,7 @@ CONFIDENCES = {
 
 def confidence(found: Mapping[str, Any]) -> Figure:
     """How well right answers are told from wrong ones: risk by coverage, calibration, the fitted model's weights."""
-    figure, grid = plt.subplots(1, 3, figsize=(12, 4.4), layout="constrained", width_ratios=[1, 1, 0.9])
+    figure, grid = plt.subplots(1, 3, figsize=(12, 4.9), layout="constrained", width_ratios=[1, 1, 0.9])
     for number, (name, label) in enumerate(CONFIDENCES.items()):
         style = {"color": theme.CATEGORIES[number], "marker": theme.MARKERS[number], "markersize": 3.5}
         grid[0].plot(*found["risk_coverage"][name], label=label, linewidth=1.5, **(style | {"marker": ""}))
@@ -521,7 +521,7 @@ def confidence(found: Mapping[str, Any]) -> Figure:
     colors = [theme.CATEGORIES[1 if name in found["span_features"] else 2] for name in names]
     grid[2].barh(range(len(names)), [weights[name] for name in names], color=colors)
     grid[2].axvline(0, color=theme.INK, linewidth=0.7)
-    grid[2].set_yticks(range(len(names)), names, size=8)
+    grid[2].set_yticks(range(len(names)), names, size=7)
     grid[2].tick_params(axis="y", length=0)
     grid[2].set_xlabel("weight of the standardised feature")
     _titled(grid[2], "what the model of both uses")

@@ -89,11 +89,12 @@ def findings(reader: Description, metrics: Mapping[str, Any], trajectories: Mapp
     )
 
 
-def methods(reader: Description, found: Mapping[str, Any]) -> str:
+def methods(reader: Description, found: Mapping[str, Any], source: str) -> str:
     """The text of ``docs/methods.md``: what the methods are, and how they fared.
 
     Args:
         reader: what its ``reader.json`` says.
-        found: the file that the ``faithfulness`` stage wrote.
+        found: what the ``faithfulness`` stage wrote.
+        source: into which file.
     """
-    return _template("methods.md.jinja").render(reader=reader, found=found, order=best_first(found))
+    return _template("methods.md.jinja").render(reader=reader, found=found, order=best_first(found), source=source)

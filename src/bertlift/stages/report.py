@@ -40,7 +40,6 @@ from bertlift.stages import (
 FIGURES = Path("reports/figures")
 PAGE = Path("reports/index.html")
 FINDINGS = Path("docs/findings.md")
-METHODS = Path("docs/methods.md")
 
 
 def _save(figure: Figure, path: Path, settings: Settings) -> Path:
@@ -143,7 +142,7 @@ def draw_set(
 
 
 def report(config: Config) -> None:
-    """Write ``reports/figures``, ``reports/index.html``, ``docs/findings.md`` and ``docs/methods.md``."""
+    """Write ``reports/figures``, ``reports/index.html``, ``docs/findings.md`` and the page about methods."""
     settings = config.report
     theme.apply()
     cmap = theme.diverging(settings.colors)
@@ -188,7 +187,8 @@ def report(config: Config) -> None:
             paths,
         )
     write_text(PAGE, page)
-    write_text(METHODS, methods(Description.read(READER), metrics["faithfulness"]))
+    judged = config.analysis.faithfulness
+    write_text(Path(judged.page), methods(Description.read(READER), metrics["faithfulness"], judged.out))
     write_text(FINDINGS, findings(Description.read(READER), metrics, _read_json(TRAJECTORIES)))
 
 
