@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from bertlift.analysis.groups import GROUPS
@@ -452,8 +452,9 @@ def judgement(found: Mapping[str, Any]) -> Figure:
                 axes.axvline(value, color=theme.FAINT, linewidth=0.8, linestyle="--")
         if name == "seconds_per_question":
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            axes.xaxis.set_minor_formatter(NullFormatter())
+            axes.xaxis.set_minor_locator(NullLocator())
         axes.set_title(label, size=9, weight="bold")
         axes.set_yticks(range(len(methods)), methods, size=8)
         axes.set_ylim(len(methods) - 0.5, -0.5)
