@@ -97,12 +97,12 @@ def other_questions(change: Callable[[Questions], Questions]) -> Any:
     """Train on changed questions, for as many steps as on the questions as they are."""
 
     def finetune(
-        directory: Path, train: Questions, held_out: Questions, reader: Any, settings: Training, *rest: Any
+        directory: Path, train: Questions, held_out: Questions, reader: Any, settings: Training, at: Path
     ) -> Any:
         changed = change(train)
         share = len(train) / len(changed)
         scaled = {name: getattr(settings, name) * share for name in ("epochs", "sentence_epochs")}
-        return training.finetune(directory, changed, held_out, reader, replace(settings, **scaled), *rest)
+        return training.finetune(directory, changed, held_out, reader, replace(settings, **scaled), at)
 
     return patch("bertlift.stages.finetune.finetune", finetune)
 

@@ -93,7 +93,6 @@ class Training:
     dropout: float = 0.1  # of hidden states and attention weights
     bfloat16: bool = False  # autocast, where the processor has instructions for it
     freeze_embeddings: bool = False
-    members: int = 1  # trainings, from seeds one after the other, whose weights are averaged
     adapter_rank: Optional[int] = None  # also write what training changed as a low-rank adapter; null: do not
     calibration: float = 0.1  # share of the training questions that only set the null threshold
     seed: int = 13
@@ -267,7 +266,6 @@ def _check_ranges(config: Config, where: str) -> None:
         "data.limit": (config.data.limit, 1),
         "training.sentence_epochs": (config.training.sentence_epochs, 0),
         "training.learning_rate": (config.training.learning_rate, 0),
-        "training.members": (config.training.members, 1),
         "training.adapter_rank": (config.training.adapter_rank, 1),
         "training.answerability": (config.training.answerability, 0),
         "training.batch_size": (config.training.batch_size, 1),

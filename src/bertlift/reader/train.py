@@ -183,7 +183,6 @@ def finetune(
     settings: ReaderSettings,
     training: Training,
     checkpoints: Path,
-    member: int = 0,
 ) -> tuple[Any, Any, list[dict[str, Any]]]:
     """Fine-tune the checkpoint in ``directory``: the best model by held-out F1, its tokenizer, the log.
 
@@ -199,16 +198,13 @@ def finetune(
         settings: layers, window sizes, batch size for evaluation.
         training: epochs, learning rate and so on.
         checkpoints: where checkpoints are kept while training.
-        member: of ``training.members``; all start from the same QA head, so that their weights can be averaged.
     """
     set_seed(training.seed)
     torch.use_deterministic_algorithms(True)
     model, tokenizer = load_model(directory, new_head=True, dropout=training.dropout, layers=settings.layers)
     if training.freeze_embeddings:
         model.base_model.embeddings.requires_grad_(False)
-    size, seed = training.batch_size, training.seed + member
-    if member:
-        set_seed(seed)
+    size, seed = training.batch_size, training.seed
     parts, wholes = (
         all_windows(each, tokenizer, settings.max_length, settings.doc_stride)
         for each in (sentences(train, seed) if training.sentence_epochs else [], train)
@@ -240,7 +236,7 @@ def finetune(
         per_device_eval_batch_size=settings.batch_size,
         warmup_steps=round(training.warmup * len(plan)),
         weight_decay=training.weight_decay,
-        seed=seed,
+        seed=training.seed,
         use_cpu=not torch.cuda.is_available(),
         bf16=training.bfloat16 and fast_bfloat16(),
         eval_strategy="steps",
@@ -274,20 +270,6 @@ def finetune(
     # Without the wrapper that autocasts to bfloat16.
     best = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     return best.eval(), tokenizer, trainer.state.log_history
-
-
-def mean_of(models: Sequence[Any]) -> Any:
-    """The first of several models, with the mean of all their weights (a uniform soup, Wortsman et al. 2022).
-
-    Trainings that start from the same weights end in one basin, where the mean reads better than any of them.
-    """
-    first, *others = models
-    states = [model.state_dict() for model in others]
-    with torch.no_grad():
-        for name, value in first.state_dict().items():
-            if value.is_floating_point():
-                value.copy_(torch.stack([value, *(state[name] for state in states)]).double().mean(0))
-    return first
 
 
 def train_head(

@@ -5,12 +5,10 @@ With a name as its argument: one of ``readers``, which are compared with the pip
 
 from __future__ import annotations
 
-import shutil
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,7 +28,7 @@ from bertlift.reader.load import (
     weight_files,
 )
 from bertlift.reader.predict import predict, tune_null_threshold
-from bertlift.reader.train import calibration_split, finetune, mean_of, run_name, write_adapter, write_curves
+from bertlift.reader.train import calibration_split, finetune, run_name, write_adapter, write_curves
 from bertlift.squad.metrics import evaluate
 from bertlift.squad.schema import read_squad
 from bertlift.stages import COMPARED, PREPARED, READER, run
@@ -54,22 +52,16 @@ def train_reader(config: Config, name: str | None = None) -> None:
         if not train:
             raise InputError(f"{PREPARED / 'train.json'}: no answerable question; set answerable_only=false")
     fitting, calibration = calibration_split(train, training.calibration, training.seed)
-    history: list[dict[str, Any]] = []
+    history: list[dict[str, float]] = []
     with ExitStack() as writing:
         new = writing.enter_context(replacing(READER if name is None else COMPARED / name))
         curves = new / "training" if name is not None else writing.enter_context(replacing(CURVES))
         adapter = Path(settings.adapter) if settings.adapter is not None else None
         if settings.finetune:
             checkpoints = CHECKPOINTS / run_name(weights, train, settings, training)
-            given = (source.directory, fitting, calibration, settings, training)
-            models = []
-            for member in range(training.members):
-                model, tokenizer, log = finetune(*given, checkpoints / str(member), member)
-                models.append(model)
-                done = history[-1]["step"] if history else 0  # the curves stand one behind the other
-                history += [entry | {"step": entry["step"] + done} for entry in log]
-            shutil.rmtree(checkpoints, ignore_errors=True)
-            model = mean_of(models)
+            model, tokenizer, history = finetune(
+                source.directory, fitting, calibration, settings, training, checkpoints
+            )
             if training.adapter_rank is not None:
                 adapter = new / "adapter"
                 base, _ = load_model(source.directory, new_head=True, layers=settings.layers)
