@@ -123,7 +123,7 @@ class Controls:
 class Heads:
     """The atlas of heads and their removal."""
 
-    limit: Optional[int] = 48  # dev questions read for the atlas; null: all
+    limit: Optional[int] = 96  # dev questions read for the atlas; null: all
     orders: int = 2  # random orders of removal
     seed: int = 13
 
