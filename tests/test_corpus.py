@@ -58,6 +58,24 @@ def test_the_table_of_seeds_is_that_of_the_metrics_file():
     assert f"({seeds['mean']['minutes']:.1f} minutes)" in text
 
 
+def test_the_table_of_readers_is_that_of_the_experiment():
+    rows = json.loads((ROOT / "reports/blog/readers.json").read_text(encoding="utf-8"))
+    text = (ROOT / "docs/reader.md").read_text(encoding="utf-8")
+    assert len(rows) == 5
+    for row in rows:
+        counts = [row[name] for name in ("answered", "correct", "exact")]
+        scores = [f"{row['dev'][name]:.1f}" for name in ("f1", "HasAns_f1", "NoAns_f1")]
+        cells = [
+            f"`{row['reader']}`",
+            row["layers"],
+            f"{row['parameters'] / 1e6:.1f}",
+            f"{row['megabytes']:.0f}",
+            *counts,
+        ]
+        cells += [f"{row['seconds_per_question']:.3f}", *scores, f"{row['explanations']['beats_random']['mean']:.2f}"]
+        assert f"| {' | '.join(map(str, cells))} |" in text
+
+
 def test_the_corpus_is_as_large_as_the_study_needs(found):
     assert sum(split["articles"] for split in found.values()) >= 60
     assert sum(split["passages"] for split in found.values()) >= 240

@@ -166,6 +166,17 @@ def test_a_sweep_of_a_clustering_key_trains_nothing_and_stands_in_exp_show(works
     assert "3" in swept
 
 
+def test_a_method_that_scores_the_input_alone_runs_through_to_the_report(workspace):
+    workspace.restore()
+    output = workspace.run("dvc", "exp", "run", *SMOKE, "-S", "attribution=gradient")
+    assert set(ran(output)) >= {"attribute", "controls", "claims", "heads", "readers", "cluster", "project", "report"}
+    page = (workspace.root / "reports/index.html").read_text(encoding="utf-8")
+    assert "explained by gradient at the input" in page
+    assert not (workspace.root / "reports/figures/beyonce/rules.png").exists()
+    assert not (workspace.root / "reports/figures/beyonce/layer_01.png").exists()
+    assert workspace.read("reports/metrics/attribution.json")["layers"] == 0
+
+
 def test_a_forced_run_repeats_every_hash(workspace):
     workspace.restore()
     before = workspace.hashes()

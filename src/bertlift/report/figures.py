@@ -86,18 +86,18 @@ def trajectories(series: Mapping[str, tuple[Measures, str]], title: str) -> Figu
     return figure
 
 
-def spread(measures: Measures) -> Figure:
+def spread(measures: Measures, method: str) -> Figure:
     """How widely the score is spread, where the answer stands in it, and which way it takes through a layer."""
     figure, grid = plt.subplots(1, 4, figsize=(11, 3.3), layout="constrained")
     rows = len(measures["effective"]["mean"])
-    _line(grid[0], measures["effective"], 0, "DeepLIFT")
-    _line(grid[0], measures["attention_effective"], 1, "attention")
+    _line(grid[0], measures["effective"], 0, method)
+    _line(grid[0], measures["attention_effective"], 1, "plain attention")
     _titled(grid[0], "effective number of tokens")
-    _line(grid[1], measures["gini"], 0, "DeepLIFT")
+    _line(grid[1], measures["gini"], 0, method)
     grid[1].set_ylim(0, 1)
     _titled(grid[1], "Gini coefficient")
     if any(value is not None for value in measures["answer_rank"]["mean"]):
-        _line(grid[2], measures["answer_rank"], 0, "DeepLIFT")
+        _line(grid[2], measures["answer_rank"], 0, method)
     grid[2].set_ylim(bottom=1)
     grid[2].invert_yaxis()
     _titled(grid[2], "rank of the answer (1: first)")

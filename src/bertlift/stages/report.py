@@ -102,12 +102,12 @@ def draw_set(
     """The figures about all dev questions, into ``directory``: name -> PNG."""
     found = _read_json(TRAJECTORIES)
     subsets = {name: each["measures"] for name, each in found["subsets"].items()}
-    everyone = subsets["all"]
+    everyone, method = subsets["all"], metrics["attribution"]["method"]
     drawn = {
         "trajectories": figures.trajectories(
-            {"DeepLIFT": (everyone, "fair"), "attention": (everyone, "attention_fair")}, "All dev questions"
+            {method: (everyone, "fair"), "plain attention": (everyone, "attention_fair")}, "All dev questions"
         ),
-        "spread": figures.spread(everyone),
+        "spread": figures.spread(everyone, method),
         "claims": figures.claims(metrics["claims"]),
         "heads": figures.head_atlas(_read_json(HEADS), cmap),
     }
@@ -161,7 +161,7 @@ def report(config: Config) -> None:
         drawn = Parallel(n_jobs=max(1, min(config.reader.threads, len(shown))), return_as="generator")(jobs)
         examples = list(tqdm(drawn, total=len(shown), desc="figures", unit="question", disable=None))
         paths = draw_set(new, detail, metrics, cmap, settings)
-        if shown and config.attribution.method != "paper2019" and shown[0].question_id in by_paper:
+        if shown and config.attribution.method == "deeplift" and shown[0].question_id in by_paper:
             figure = heatmaps.side_by_side(shown[0], by_paper[shown[0].question_id], cmap)
             paths["rules"] = _save(figure, new / str(shown[0].name) / "rules", settings)
         methods_used = figures.best_first(metrics["faithfulness"])
