@@ -330,13 +330,23 @@ def test_the_page_compares_readers_where_there_are_several(told, judged):
     assert "0.50 (0.25 to 0.75)" in page
 
 
+def heatmaps_scale(one):
+    norm = heatmaps.shared_scale(one)
+    return norm.vmin, norm.vmax
+
+
 @pytest.mark.parametrize(("delta", "unit"), [([], "score of gradient"), ([0.0], "contribution to start + end logit")])
 def test_a_method_that_scores_the_input_alone_is_drawn_too(cmap, tmp_path, told, delta, unit):
     one = sample()
     one = replace(one, method="gradient", scores=one.scores[:1], delta=np.array(delta, dtype=np.float32))
     assert unit in heatmaps.overview(one, cmap).axes[-1].get_xlabel()
+    assert texts(heatmaps.overview(one, cmap))[0].startswith("The input by gradient")
     example = draw_example(one, tmp_path / "example", cmap, SETTINGS)
     assert example.layers == []
+    # The output is in logits, whatever the scores are in.
+    largest = max(abs(heatmaps._own_logits(one)))
+    shown = heatmaps.output(one, cmap).axes[0].get_xlim()
+    assert shown == pytest.approx((-largest, largest) if unit == "score of gradient" else heatmaps_scale(one))
     told["attribution"] |= {"layers": 0, "max_relative_delta": None, "relative_delta": [], "reference": "none"}
     shown = render("title", READER, told, [example], [], {})
     assert "Does it add up?" not in shown

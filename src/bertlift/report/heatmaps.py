@@ -29,13 +29,14 @@ MARGIN = 0.3
 SIZE = 11.0  # points
 LINE = 0.31  # inches from line to line
 ROOT = "(colour: square root)"
+LOGITS = "contribution to start + end logit"
 
 
 def unit_of(attribution: Attribution) -> str:
     """What a score of this attribution is measured in."""
     if not attribution.delta.size:
         return f"score of {attribution.method}"
-    return "relevance, of 1" if attribution.method == "paper2019" else "contribution to start + end logit"
+    return "relevance, of 1" if attribution.method == "paper2019" else LOGITS
 
 
 def shared_scale(attribution: Attribution) -> Normalize:
@@ -262,6 +263,10 @@ def output(attribution: Attribution, cmap: Colormap) -> Figure:
     target = _target_words(attribution, words)
     contribution = _own_logits(attribution)
     probability = (_softmax(attribution.start_logits) + _softmax(attribution.end_logits)) / 2
+    # In logits: on the scale of the layers only where their scores are logits as well.
+    norm = shared_scale(attribution)
+    if unit_of(attribution) != LOGITS:
+        norm = theme.symmetric(float(np.abs(contribution).max()), root=True)
     placed, lines = _flow(words, WIDTH - 2 * MARGIN, SIZE)
     block = lines * LINE + 1.3
     height = 2 * block + 0.1
@@ -269,8 +274,8 @@ def output(attribution: Attribution, cmap: Colormap) -> Figure:
     panels = (
         (
             contribution,
-            shared_scale(attribution),
-            f"contribution to start + end logit {ROOT}",
+            norm,
+            f"{LOGITS} {ROOT}",
             "Output: the span's own logits (by construction)",
         ),
         (
@@ -372,7 +377,8 @@ def overview(attribution: Attribution, cmap: Colormap, columns: int = 40) -> Fig
             spine.set_visible(False)
         if number == 0:
             axes.set_ylabel("layer", size=8)
-    _headline(figure, attribution, "All layers (words of the answer in bold)")
+    shown = "All layers" if rows > 1 else f"The input by {attribution.method}"
+    _headline(figure, attribution, f"{shown} (words of the answer in bold)")
     _scale_bar(figure, cmap, norm, f"{unit_of(attribution)} {ROOT}", 0.45)
     return figure
 
