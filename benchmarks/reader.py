@@ -3,8 +3,8 @@
 ``seeds``: the reader that the pipeline trains (``reader=minilm``), from five seeds; mean and spread.
 ``minutes``: the same with a quarter, half and all of its training, against the minutes that it takes.
 ``trials``: one change at a time, each with half of the training (and one seed unless told otherwise).
-``squad``: on other data, named by ``data.train`` and ``data.dev`` (SQuAD 2.0): three epochs of the same training, and
-the ready reader, which was trained on the corpus alone.
+``squad``: on other data, named by ``data.train`` and ``data.dev`` (SQuAD 2.0): the ready reader, which was trained on the
+corpus alone, and the same training for as many tokens as three epochs have, with and without sentences first.
 ``speed``: tokens a second of training steps with and without what makes them fast.
 
 Each writes ``reports/metrics/reader_NAME.json``. Every run goes through the pipeline's own stages in a directory of its
@@ -152,8 +152,11 @@ def plan_of(what: str, overrides: Sequence[str]) -> list[Run]:
     if what == "trials":
         runs = trials(settings)
     elif what == "squad":
-        three = ("training.epochs=3", "training.sentence_epochs=0")
-        runs = [Run("three epochs on its training questions", three), Run("the ready reader", ("reader=minilm_ready",))]
+        runs = [
+            Run("the ready reader", ("reader=minilm_ready",)),
+            Run("sentences three times, passages twice", ("training.epochs=2", "training.sentence_epochs=3")),
+            Run("passages three times", ("training.epochs=3", "training.sentence_epochs=0")),
+        ]
     elif what == "minutes":
         runs = [Run(f"{share:.0%} of the training", part(settings, share)) for share in (0.25, 0.5, 1)]
     else:
