@@ -3,8 +3,8 @@
 ``seeds``: the reader that the pipeline trains (``reader=minilm``), from five seeds; mean and spread.
 ``minutes``: the same with a quarter, half and all of its training, against the minutes that it takes.
 ``trials``: one change at a time, each with half of the training (and one seed unless told otherwise).
-``squad``: on other data, named by ``data.train`` and ``data.dev`` (SQuAD 2.0): the ready reader, which was trained on the
-corpus alone, and the same training for as many tokens as three epochs have, with and without sentences first.
+``squad``: on other data, named by ``data.train`` and ``data.dev`` (SQuAD 2.0): the ready reader, which was trained on
+the corpus alone, and the same training for as many tokens as three epochs have, with and without sentences first.
 ``speed``: tokens a second of training steps with and without what makes them fast.
 
 Each writes ``reports/metrics/reader_NAME.json``. Every run goes through the pipeline's own stages in a directory of its
