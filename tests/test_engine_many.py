@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bertlift import deeplift
@@ -35,6 +35,7 @@ def one_thread():
     reference=st.sampled_from(["ids", "mask", "zero", "blank_passage", "blank_question", "embeddings", "same"]),
     target=st.sampled_from(["span", "predicted", "log-probability"]),
 )
+@example(4, 4, 0, 1.0, [9], False, "zero", "span")  # f of a ten-thousandth, from parts of many times its size
 def test_it_adds_up(family, weights, seed, implementation, scale, lengths, left, reference, target):
     _, implementations, _, heads = FAMILIES[family]
     inputs, span = batch(seed, lengths, left)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bertlift.config import AttributionSettings
 from bertlift.errors import InputError
-from bertlift.methods.explain import explain
+from bertlift.methods.explain import METHODS, explain
 from bertlift.reader.description import Description
 from bertlift.reader.load import load_model, load_reader, save_reader
 from bertlift.reader.predict import (
@@ -374,7 +374,7 @@ def test_the_reader_stays_in_single_precision(reader, questions):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"method": "magic"}, "attribution.method is 'magic'; allowed: deeplift, paper2019"),
+        ({"method": "magic"}, f"attribution.method is 'magic'; allowed: {', '.join(METHODS)}"),
         (
             {"reference": "none"},
             "reference is 'none'; allowed: mask, pad, unk, zero, blank_passage, blank_question, "

@@ -283,6 +283,7 @@ class _Heads:
         self.states, self.states0, self.edges = states, states0, edges
         self.maps = maps  # whether to keep the attention probabilities of all heads
         self.found: dict[tuple[str, Any], Tensor] = {}
+        self.sizes: dict[int, Any] = {}
         self.attended_in = 0  # the layer whose attention came last: the next sum has to be its residual one
         self.hooks: list[Any] = []
 
@@ -291,9 +292,11 @@ class _Heads:
         layer, attended_in, self.attended_in = len(self.states) - 1, self.attended_in, 0
         if layer == attended_in > 0 and (a is self.states[-2] or b is self.states[-2]):
             dh = self.states[-2].detach() - self.states0[layer - 1]
-            self.hooks += [
-                total.register_hook(lambda m: self.found.update({("residual", layer): (m * dh).sum((1, 2))}))
-            ]
+
+            def split(m: Tensor) -> None:
+                self._keep("residual", layer, m * dh, (1, 2))
+
+            self.hooks += [total.register_hook(split)]
 
     def attended(self, p: Tensor, v: Tensor, p_bar: Tensor, v_bar: Tensor, context: Tensor) -> None:
         """``context = p v``: ``p v - p0 v0 = p_bar dv + dp v_bar``, the value path and the attention path."""
@@ -306,13 +309,18 @@ class _Heads:
 
         def split(m: Tensor) -> None:
             m = m.reshape(*by_head, *m.shape[-2:])
-            self.found["value_path", layer] = (m * (p_bar @ dv)).sum((2, 3))
-            self.found["attention_path", layer] = (m * (dp @ v_bar)).sum((2, 3))
+            self._keep("value_path", layer, m * (p_bar @ dv), (2, 3))
+            self._keep("attention_path", layer, m * (dp @ v_bar), (2, 3))
             for _, h in (edge for edge in self.edges if edge[0] == layer):
                 both = m[:, h] @ dv[:, h].mT * p_bar[:, h] + m[:, h] @ v_bar[:, h].mT * dp[:, h]
                 self.found["edges", (layer, h)] = both
 
         self.hooks += [context.register_hook(split)]
+
+    def _keep(self, name: str, layer: int, contributions: Tensor, axes: tuple[int, ...]) -> None:
+        """Add contributions up; and their sizes, since what is lost by rounding is a share of these."""
+        self.found[name, layer] = contributions.sum(axes)
+        self.sizes[layer] = self.sizes.get(layer, 0) + contributions.abs().flatten(1).sum(1)
 
     def close(self) -> None:
         """Let go of the graph: each hook holds tensors of the graph that holds it, a circle that nobody would free."""
@@ -328,7 +336,7 @@ class _Heads:
             parts = [self.found.get((name, layer)) for name in ("residual", "value_path", "attention_path")]
             sums = [each.reshape(len(value), -1).sum(1) for each in parts if each is not None]
             missed = (sum(sums) - (value - value0)).abs()
-            if len(sums) < 3 or (missed > rounding + eps**0.5 * sum(each.abs() for each in sums)).any():
+            if len(sums) < 3 or (missed > rounding + eps**0.5 * self.sizes[layer]).any():
                 raise UnsupportedOperationError(f"heads: layer {layer} is not one attention and one residual sum")
         names = ("residual", "value_path", "attention_path", *(("attention",) if self.maps else ()))
         found = {name: torch.stack([self.found[name, layer] for layer in numbers], 1) for name in names}
