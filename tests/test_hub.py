@@ -223,7 +223,7 @@ def test_readers_of_the_hub_are_compared(hub, tmp_path, questions):
         assert row["megabytes"] == pytest.approx(4 * row["parameters"] / 1e6, abs=0.06)
         assert 0 <= row["explanations"]["beats_random"]["mean"] <= 1
     assert other["answered"] == 3
-    assert (tmp_path / "data/readings/other").is_dir()
+    assert (tmp_path / "data/readings/1").is_dir()
 
 
 def test_a_hub_data_set_becomes_squad_files_with_their_commit(hub, tmp_path):

@@ -78,7 +78,7 @@ def explained_row(reader: Reader, predictions: list[Prediction], config: Config)
 
 
 def readers(config: Config) -> None:
-    """Write ``analysis.readers.out``, a list of readers, and ``data/readings/NAME``: each one's showcase, explained.
+    """Write ``analysis.readers.out``, a list of readers, and ``data/readings/N``: the showcase as the Nth explains it.
 
     The pipeline's own reader comes first, unless one of ``readers`` has its name.
     """
@@ -89,7 +89,7 @@ def readers(config: Config) -> None:
     places = {config.reader.name: READER} | {name: COMPARED / name for name in config.readers}
     rows = []
     with replacing(READINGS) as new:
-        for name, place in places.items():
+        for number, (name, place) in enumerate(places.items()):
             reader = load_reader(place)
             model = reader.model
             row = {
@@ -112,9 +112,8 @@ def readers(config: Config) -> None:
             rows.append(row)
             splits = {question.id: "showcase" for question in showcase}
             if shown:
-                save_attributions(
-                    new / name, explain(reader, shown, config.attribution, splits, layers=False, heads=False)
-                )
+                explained = explain(reader, shown, config.attribution, splits, layers=False, heads=False)
+                save_attributions(new / str(number), explained)
         new.mkdir(exist_ok=True)
     write_json(Path(settings.out), rows)
     for row in rows:

@@ -90,8 +90,8 @@ def draw_maps(detail: Any, most_followed: int = 6) -> tuple[Figure, Figure]:
 def readings(readers: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Attribution]]:
     """Showcase question -> reader -> how it explains its answer; nothing where there is one reader alone."""
     found: dict[str, dict[str, Attribution]] = {}
-    for row in readers if len(readers) > 1 else ():
-        for each in load_attributions(READINGS / row["reader"]):
+    for number, row in enumerate(readers) if len(readers) > 1 else ():
+        for each in load_attributions(READINGS / str(number)):
             found.setdefault(str(each.name), {})[row["reader"]] = each
     return found
 
