@@ -159,6 +159,17 @@ def test_a_panel_shows_the_groups_own_line(judged):
     assert "gold answer" not in [axes.get_title(loc="left") for axes in figure.axes]  # nobody missed one
 
 
+def test_attention_begins_at_the_first_layer_and_may_be_missing(judged):
+    measures = judged[1]["subsets"]["all"]["measures"]
+    series = {"attention": (measures, "fair"), "other": (measures, "attention_fair")}
+    drawn = [(line.get_label(), line.get_xdata()[0]) for line in figures.trajectories(series, "All").axes[0].lines[:2]]
+    assert drawn == [("attention", 0), ("other", 1)]
+    assert [line.get_xdata()[0] for line in figures.spread(measures, "attention").axes[0].lines] == [0, 1]
+    nothing = {side: [] for side in ("mean", "low", "high")}
+    series["other"] = (measures | {"attention_fair": nothing}, "attention_fair")
+    assert len(figures.trajectories(series, "All").axes[0].lines) == 2  # and the line of a fair share
+
+
 def test_the_claims_figure_tells_every_verdict(judged):
     figure = figures.claims(judged[0])
     told = [text.get_text() for axes in figure.axes for text in axes.texts]

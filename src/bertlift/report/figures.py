@@ -36,14 +36,16 @@ def _layers(axes: Axes, rows: int, first: int = 0) -> None:
     axes.set_xticks(range(first, first + rows), names, size=8)
 
 
-def _line(axes: Axes, found: Mapping[str, Any], number: int, label: str, column: int | None = None) -> None:
-    """A mean over the layers with its interval as a band; attention begins at layer 1."""
+def _line(
+    axes: Axes, found: Mapping[str, Any], number: int, label: str, column: int | None = None, first: int = 0
+) -> None:
+    """A mean over the layers, from the ``first`` on, with its interval as a band."""
     mean, low, high = (np.array(found[side], dtype=np.float64) for side in ("mean", "low", "high"))
     if column is not None and mean.size:
         mean, low, high = mean[:, column], low[:, column], high[:, column]
     if not mean.size:
         return
-    x = np.arange(len(mean)) + (1 if label.startswith("attention") else 0)
+    x = np.arange(len(mean)) + first
     color = theme.CATEGORIES[number]
     axes.plot(x, mean, color=color, marker=theme.MARKERS[number], markersize=3.5, linewidth=1.4, label=label)
     axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
@@ -60,7 +62,9 @@ def trajectories(series: Mapping[str, tuple[Measures, str]], title: str) -> Figu
         column
         for column in range(len(GROUPS))
         if any(
-            np.isfinite(np.array(found[key]["mean"], dtype=float)[:, column]).any() for found, key in series.values()
+            # No rows where a method tells no attention.
+            np.isfinite(np.array(found[key]["mean"], dtype=float).reshape(-1, len(GROUPS))[:, column]).any()
+            for found, key in series.values()
         )
     ]
     lines = -(-len(shown) // 4)
@@ -69,7 +73,7 @@ def trajectories(series: Mapping[str, tuple[Measures, str]], title: str) -> Figu
         axes.set_axis_off()
     for axes, column in zip(grid.flat, shown, strict=False):
         for number, (label, (found, key)) in enumerate(series.items()):
-            _line(axes, found[key], number, label, column)
+            _line(axes, found[key], number, label, column, first=int(key == "attention_fair"))
         axes.axhline(1, color=theme.FAINT, linewidth=0.8, linestyle=":")
         rows = len(next(iter(series.values()))[0]["fair"]["mean"])
         _layers(axes, rows)
@@ -91,7 +95,7 @@ def spread(measures: Measures, method: str) -> Figure:
     figure, grid = plt.subplots(1, 4, figsize=(11, 3.3), layout="constrained")
     rows = len(measures["effective"]["mean"])
     _line(grid[0], measures["effective"], 0, method)
-    _line(grid[0], measures["attention_effective"], 1, "plain attention")
+    _line(grid[0], measures["attention_effective"], 1, "plain attention", first=1)
     _titled(grid[0], "effective number of tokens")
     _line(grid[1], measures["gini"], 0, method)
     grid[1].set_ylim(0, 1)
