@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -89,6 +90,25 @@ def test_the_beam_search_finds_the_extreme_orders_of_a_sum(worth):
     for sign in (1, -1):
         running = np.cumsum(sorted(worth, key=lambda each: -sign * each)[:STEPS])
         assert extreme_aopc(case, sign, 8) == pytest.approx(running.mean(), abs=1e-4)
+
+
+def test_an_order_better_than_the_beams_counts_as_the_best():
+    """Two tokens worth a quarter alone and 10 more together: a beam that looks one token ahead goes past them."""
+
+    class Pair(Planted):
+        def forward(self, input_ids, attention_mask):
+            output = super().forward(input_ids, attention_mask)
+            kept = (self.embedding(input_ids) == 0.25).any((1, 2))  # as long as one stays nothing is missed
+            output.start_logits = output.start_logits + 10.0 * kept[:, None]
+            return output
+
+    worth = [0.25, 0.25, *[1.0] * 8]
+    case = replace(planted_case(worth), model=Pair(worth))
+    pair_first = np.array([0, 9, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0.0])
+    ranked = naopc(case, {"pair first": pair_first, "pair last": -pair_first}, 16)
+    assert extreme_aopc(case, 1, 16) == pytest.approx((1 + 2 + 3 + 4 + 5) / 5)
+    assert ranked["pair first"] == pytest.approx(1)
+    assert ranked["pair last"] == pytest.approx((3 - 2.25) / (9.65 - 2.25))  # 0.25, 10.5, 11.5, ...; 0.25, 1.25, ...
 
 
 def test_special_tokens_are_never_taken():

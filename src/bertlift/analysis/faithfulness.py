@@ -149,18 +149,21 @@ def extreme_aopc(case: Case, sign: int, batch_size: int) -> float:
 
 
 def naopc(case: Case, scores: Mapping[str, NDArray[np.floating]], batch_size: int) -> dict[str, float]:
-    """The AOPC of every method's first ``STEPS`` tokens: 0 for the worst order, 1 for the best (Edin et al. 2024)."""
+    """The AOPC of every method's first ``STEPS`` tokens: 0 for the worst order, 1 for the best (Edin et al. 2024).
+
+    Best and worst are the extremes of what a beam search and the methods themselves find: where tokens interact, an
+    order may be better than all that a beam keeps. NaN where all orders are as good.
+    """
     candidates = case.replaced[0].cpu().numpy()
     tokens, steps = len(candidates), range(1, min(STEPS, int(candidates.sum())) + 1)
-    best, worst = (extreme_aopc(case, sign, batch_size) for sign in (1, -1))
     gone = [np.zeros(0, dtype=np.int_)]
     gone += [order_of(values, candidates)[:step] for values in scores.values() for step in steps]
-    found = span_scores(case, _without(tokens, gone), batch_size)
-    paths = found[1:].reshape(len(scores), -1)
-    width = best - worst
+    whole, *lost = span_scores(case, _without(tokens, gone), batch_size)
+    found = [_aopc(float(whole), path) for path in np.array(lost).reshape(len(scores), -1)]
+    extremes = [*found, *(extreme_aopc(case, sign, batch_size) for sign in (1, -1))]
+    worst, width = min(extremes), max(extremes) - min(extremes)
     return {
-        name: (_aopc(float(found[0]), path) - worst) / width if width > 0 else float("nan")
-        for name, path in zip(scores, paths, strict=True)
+        name: (each - worst) / width if width > 0 else float("nan") for name, each in zip(scores, found, strict=True)
     }
 
 
