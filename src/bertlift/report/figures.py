@@ -102,8 +102,7 @@ def spread(measures: Measures, method: str) -> Figure:
     _titled(grid[1], "Gini coefficient")
     if any(value is not None for value in measures["answer_rank"]["mean"]):
         _line(grid[2], measures["answer_rank"], 0, method)
-    grid[2].set_ylim(bottom=1)
-    grid[2].invert_yaxis()
+    grid[2].set_ylim(max(grid[2].get_ylim()[1], 2), 1)  # the first on top; a rank that is 1 throughout has a scale too
     _titled(grid[2], "rank of the answer (1: first)")
     paths = np.array(measures["paths"]["mean"], dtype=np.float64)
     if paths.size:
